@@ -1,0 +1,96 @@
+"""Every environment variable hvdx reads, in one table: name, Horovod's twin, type, default, meaning.
+
+`hvdx env` prints the table with the values in force. Each value is read when it is asked for, so a program may
+set a variable after the import.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hvdx.errors import ConfigurationError
+
+
+def _to_bool(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in {"1", "true", "yes", "on"}:
+        return True
+    if lowered in {"0", "false", "no", "off", ""}:
+        return False
+    raise ValueError("expected 0 or 1")
+
+
+def _to_bytes(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError("expected a number of bytes, 0 or more")
+    return value
+
+
+def _to_seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError("expected a number of seconds above 0")
+    return value
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: its name, the Horovod name read as a fallback, and how to read it."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    meaning: str
+    horovod: str | None = None
+
+    def read(self, environ: Mapping[str, str] | None = None) -> Any:
+        """Return the value in force: hvdx's name first, then Horovod's, then the default.
+
+        Raises:
+            ConfigurationError: the text is not of the variable's type; names the variable and the text.
+        """
+        environ = os.environ if environ is None else environ
+        for name in (self.name, self.horovod):
+            if name is None or name not in environ:
+                continue
+            text = environ[name]
+            try:
+                return self.parse(text)
+            except ValueError as error:
+                raise ConfigurationError(f"{name}={text!r} cannot be used: {error}. It means: {self.meaning}.") from None
+        return self.default
+
+
+COMM = Variable("HVDX_COMM", str, "auto", "communicator: auto, single, mpi, horovod or tensorflow")
+FUSION_THRESHOLD = Variable(
+    "HVDX_FUSION_THRESHOLD", _to_bytes, 128 * 1024 * 1024,
+    "largest fusion buffer in bytes; 0 sends every tensor alone", "HOROVOD_FUSION_THRESHOLD",
+)  # fmt: skip
+TIMEOUT = Variable(
+    "HVDX_TIMEOUT", _to_seconds, 600.0, "seconds a rank waits for the others in a collective before it fails"
+)
+START_TIMEOUT = Variable(
+    "HVDX_START_TIMEOUT", _to_seconds, 120.0, "seconds init() waits for the other ranks", "HOROVOD_START_TIMEOUT"
+)
+SHUTDOWN_TIMEOUT = Variable(
+    "HVDX_SHUTDOWN_TIMEOUT", _to_seconds, 3600.0, "seconds a rank that has finished waits for the others at its exit"
+)
+STALL_WARNING = Variable(
+    "HVDX_STALL_WARNING", _to_seconds, 60.0, "seconds of waiting after which a rank says for whom it waits",
+    "HOROVOD_STALL_CHECK_TIME_SECONDS",
+)  # fmt: skip
+LOG = Variable("HVDX_LOG", str, "warning", "log level: debug, info, warning or error", "HOROVOD_LOG_LEVEL")
+EXPECTED_SIZE = Variable("HVDX_EXPECTED_SIZE", int, None, "number of ranks the launcher started; set by hvdxrun")
+THREADS_PER_RANK = Variable("HVDX_THREADS_PER_RANK", int, None, "threads of TensorFlow's pools; set by hvdxrun")
+TF_ADDRESSES = Variable(
+    "HVDX_TF_ADDRESSES", str, None, "host:port of every rank, by comma, for the tensorflow communicator"
+)
+
+ALL: tuple[Variable, ...] = (
+    COMM, FUSION_THRESHOLD, TIMEOUT, START_TIMEOUT, SHUTDOWN_TIMEOUT, STALL_WARNING, LOG, EXPECTED_SIZE,
+    THREADS_PER_RANK, TF_ADDRESSES,
+)  # fmt: skip

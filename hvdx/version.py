@@ -1,0 +1,3 @@
+"""The version of hvdx."""
+
+__version__ = "0.1.0"
