@@ -61,7 +61,9 @@ class Variable:
             try:
                 return self.parse(text)
             except ValueError as error:
-                raise ConfigurationError(f"{name}={text!r} cannot be used: {error}. It means: {self.meaning}.") from None
+                raise ConfigurationError(
+                    f"{name}={text!r} cannot be used: {error}. It means: {self.meaning}."
+                ) from None
         return self.default
 
 
@@ -74,18 +76,29 @@ TIMEOUT = Variable(
     "HVDX_TIMEOUT", _to_seconds, 600.0, "seconds a rank waits for the others in a collective before it fails"
 )
 START_TIMEOUT = Variable(
-    "HVDX_START_TIMEOUT", _to_seconds, 120.0, "seconds init() waits for the other ranks", "HOROVOD_START_TIMEOUT"
+    "HVDX_START_TIMEOUT",
+    _to_seconds,
+    120.0,
+    "seconds init() waits for the other ranks",
+    "HOROVOD_START_TIMEOUT",
 )
 SHUTDOWN_TIMEOUT = Variable(
-    "HVDX_SHUTDOWN_TIMEOUT", _to_seconds, 3600.0, "seconds a rank that has finished waits for the others at its exit"
+    "HVDX_SHUTDOWN_TIMEOUT",
+    _to_seconds,
+    3600.0,
+    "seconds a rank that has finished waits for the others at its exit",
 )
 STALL_WARNING = Variable(
     "HVDX_STALL_WARNING", _to_seconds, 60.0, "seconds of waiting after which a rank says for whom it waits",
     "HOROVOD_STALL_CHECK_TIME_SECONDS",
 )  # fmt: skip
 LOG = Variable("HVDX_LOG", str, "warning", "log level: debug, info, warning or error", "HOROVOD_LOG_LEVEL")
-EXPECTED_SIZE = Variable("HVDX_EXPECTED_SIZE", int, None, "number of ranks the launcher started; set by hvdxrun")
-THREADS_PER_RANK = Variable("HVDX_THREADS_PER_RANK", int, None, "threads of TensorFlow's pools; set by hvdxrun")
+EXPECTED_SIZE = Variable(
+    "HVDX_EXPECTED_SIZE", int, None, "number of ranks the launcher started; set by hvdxrun"
+)
+THREADS_PER_RANK = Variable(
+    "HVDX_THREADS_PER_RANK", int, None, "threads of TensorFlow's pools; set by hvdxrun"
+)
 TF_ADDRESSES = Variable(
     "HVDX_TF_ADDRESSES", str, None, "host:port of every rank, by comma, for the tensorflow communicator"
 )

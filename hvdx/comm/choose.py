@@ -1,0 +1,119 @@
+"""Making the communicator that was asked for, or the one that fits how the process was started."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from hvdx import environment
+from hvdx.comm.communicator import Communicator
+from hvdx.comm.launchers import by_horovodrun, detect
+from hvdx.errors import ConfigurationError, WorldError
+from hvdx.logs import log
+
+NAMES = ("single", "mpi", "horovod", "tensorflow")
+
+
+def create(comm: Any = None) -> Communicator:
+    """Return a communicator.
+
+    Args:
+        comm: a name (see NAMES, or "auto"), an mpi4py communicator, or None for HVDX_COMM.
+
+    Raises:
+        ConfigurationError: the name is unknown or the object is no communicator.
+        WorldError: the launcher says N > 1 ranks and the communicator has another number.
+        MissingDependencyError: what the communicator needs is not installed.
+    """
+    if isinstance(comm, Communicator):
+        return comm
+    if comm is not None and not isinstance(comm, str):
+        if not hasattr(comm, "Get_rank"):
+            raise ConfigurationError(
+                f"init(comm=) takes {', '.join(map(repr, NAMES))}, 'auto' or an mpi4py communicator. Received: {comm!r}."
+            )
+        from hvdx.comm.mpi import MpiCommunicator
+
+        return MpiCommunicator(comm)
+    asked = comm if comm is not None else environment.COMM.read()
+    name = asked.strip().lower()
+    if name == "auto":
+        name = automatic(os.environ)
+    if name not in NAMES:
+        raise ConfigurationError(
+            f"There is no communicator {asked!r}. Use one of {', '.join(NAMES)} or auto (HVDX_COMM or init(comm=))."
+        )
+    communicator = _make(name)
+    check_size(communicator, os.environ)
+    return communicator
+
+
+def automatic(environ: Mapping[str, str]) -> str:
+    """Return the name of the communicator that fits the launcher and the devices."""
+    if by_horovodrun(environ):
+        return "horovod"
+    launcher = detect(environ)
+    if launcher is None:
+        return "single"
+    if _gpus_visible(environ):
+        return "horovod" if _horovod_with_nccl() else "tensorflow"
+    return "mpi"
+
+
+def _make(name: str) -> Communicator:
+    if name == "mpi":
+        from hvdx.comm.mpi import MpiCommunicator
+
+        return MpiCommunicator()
+    if name == "horovod":
+        from hvdx.comm.horovod import HorovodCommunicator
+
+        return HorovodCommunicator()
+    if name == "tensorflow":
+        from hvdx.comm.tensorflow import TensorFlowCommunicator
+
+        return TensorFlowCommunicator()
+    from hvdx.comm.single import SingleCommunicator
+
+    return SingleCommunicator()
+
+
+def check_size(communicator: Communicator, environ: Mapping[str, str]) -> None:
+    """Compare the world with what the launcher says: N trainings that each believe to be alone must not start.
+
+    Raises:
+        WorldError: the launcher started more ranks than the communicator sees.
+    """
+    launcher = detect(environ)
+    size = communicator.topology.size
+    if launcher is None or launcher.size == size:
+        return
+    facts = f"{launcher.name} started {launcher.size} processes ({launcher.variable}={launcher.size}), but the {communicator.name} communicator sees {size}"
+    if communicator.name == "single":
+        log.warning("%s: this process trains alone, as HVDX_COMM or init(comm=) asked.", facts)
+        return
+    cause = (
+        "The usual cause is a launcher of one MPI with the library of another: start the program with the launcher that "
+        "belongs to the installed MPI, most simply `hvdxrun`; `hvdx doctor` shows both."
+    )
+    raise WorldError(f"{facts}. {cause}")
+
+
+def _gpus_visible(environ: Mapping[str, str]) -> bool:
+    if environ.get("CUDA_VISIBLE_DEVICES", "all") in {"", "-1"}:
+        return False
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def _horovod_with_nccl() -> bool:
+    if importlib.util.find_spec("horovod") is None:
+        return False
+    try:
+        import horovod.tensorflow as horovod
+    except ImportError:
+        return False
+    return bool(horovod.nccl_built())

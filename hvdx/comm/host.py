@@ -1,0 +1,279 @@
+"""The base of communicators that move numpy buffers: it turns them into TensorFlow operations.
+
+A collective is one `tf.numpy_function`: TensorFlow lends its tensors as arrays without a copy, they are packed into
+fusion buffers, exchanged in place, and TensorFlow gets views of the result, again without a copy.
+"""
+
+from __future__ import annotations
+
+import abc
+import zlib
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdx import environment, fusion
+from hvdx.comm.agreement import Agreement, Waiting
+from hvdx.comm.buffers import BufferPool
+from hvdx.comm.communicator import Communicator, Label
+from hvdx.comm.dtypes import numpy_dtype
+from hvdx.comm.reduce_op import ReduceOp, is_half, require_reducible
+from hvdx.comm.signature import Signature, TensorSpec
+from hvdx.errors import ConfigurationError
+from hvdx.logs import log
+
+_FINGERPRINT_BYTES = 1 << 20
+
+
+class HostCommunicator(Communicator):
+    """A subclass moves contiguous numpy buffers; everything else is here.
+
+    The four primitives below run one at a time, after the ranks have agreed on the call, so they need not check.
+    """
+
+    def __init__(self) -> None:
+        self._agreement = Agreement(self._exchange)
+        self._pool = BufferPool()
+        self._plans: dict[tuple[Any, ...], tuple[Signature, fusion.Plan]] = {}
+
+    @abc.abstractmethod
+    def _exchange(self, row: np.ndarray, waiting: Waiting) -> np.ndarray:
+        """Return all ranks' rows; wait at most `waiting.limit` seconds, then raise StallError naming who is missing."""
+
+    @abc.abstractmethod
+    def _reduce(self, buffer: np.ndarray, op: ReduceOp) -> None:
+        """Reduce a typed 1-d buffer in place (Sum, Min, Max or Product; never 16-bit floats)."""
+
+    @abc.abstractmethod
+    def _gather(self, part: np.ndarray, counts: Sequence[int], result: np.ndarray) -> None:
+        """Put every rank's uint8 `part` (of `counts[rank]` bytes) into `result`, in the order of ranks."""
+
+    @abc.abstractmethod
+    def _alltoall(self, parts: np.ndarray, result: np.ndarray) -> None:
+        """Send row r of `parts` (ranks x bytes, uint8) to rank r; row r of `result` is what rank r sent."""
+
+    @abc.abstractmethod
+    def _bcast(self, buffer: np.ndarray, root: int) -> None:
+        """Overwrite the uint8 buffer with that of `root`."""
+
+    # -- all-reduce ------------------------------------------------------------------------------------------------
+
+    def grouped_allreduce(
+        self, tensors: Sequence[Any], op: ReduceOp, label: Label, threshold: int
+    ) -> list[Any]:
+        for tensor in tensors:
+            require_reducible(numpy_dtype(tensor), op)
+        watch = [bool(label.warn_if_equal)]
+
+        def exchange(*arrays: np.ndarray) -> list[np.ndarray]:
+            with self._agreement.lock:
+                return self._allreduce_arrays([np.asarray(a) for a in arrays], op, label, threshold, watch)
+
+        return _as_operation(exchange, tensors)
+
+    def _allreduce_arrays(
+        self, arrays: list[np.ndarray], op: ReduceOp, label: Label, threshold: int, watch: list[bool]
+    ) -> list[np.ndarray]:
+        signature, plan = self._plan(arrays, op, label, threshold)
+        fingerprint = _fingerprint(arrays) if watch[0] else 0
+        headers = self._agreement.agree(signature, fingerprint)
+        if watch[0]:
+            watch[0] = False
+            if fingerprint and (headers[:, 2] == fingerprint).all():
+                _warn_once(label.warn_if_equal)
+        buffers = []
+        for bucket in plan.buckets:
+            buffer = self._pool.take(bucket.nbytes)
+            self._reduce_bucket(bucket, arrays, buffer, op)
+            buffers.append(buffer)
+        return fusion.unpack(plan, buffers)
+
+    def _plan(
+        self, arrays: list[np.ndarray], op: ReduceOp, label: Label, threshold: int
+    ) -> tuple[Signature, fusion.Plan]:
+        key = (op, label, threshold, tuple(a.shape for a in arrays), tuple(a.dtype for a in arrays))
+        found = self._plans.get(key)
+        if found is None:
+            signature = Signature("allreduce", label.what, _specs(arrays, label), op.value)
+            plan = fusion.plan([a.shape for a in arrays], [a.dtype for a in arrays], threshold)
+            found = self._plans[key] = (signature, plan)
+            log.debug("%s", plan.describe([label.name(i) for i in range(len(arrays))]))
+        return found
+
+    def _reduce_bucket(
+        self, bucket: fusion.Bucket, arrays: list[np.ndarray], buffer: np.ndarray, op: ReduceOp
+    ) -> None:
+        size, dtype = self.topology.size, bucket.dtype
+        if is_half(dtype):
+            fusion.pack(bucket, arrays, buffer)
+            self._reduce_half(buffer.view(dtype), op)
+        elif dtype.kind in "iu" and op is ReduceOp.AVERAGE:
+            fusion.pack(bucket, arrays, buffer)
+            wide = buffer.view(dtype).astype(np.uint64 if dtype.kind == "u" else np.int64)
+            self._reduce(wide, ReduceOp.SUM)
+            quotient = (
+                np.abs(wide) // wide.dtype.type(size) if dtype.kind == "i" else wide // wide.dtype.type(size)
+            )
+            buffer.view(dtype)[:] = (np.sign(wide) * quotient if dtype.kind == "i" else quotient).astype(
+                dtype
+            )
+        elif op is ReduceOp.AVERAGE:
+            # Divided while it is copied: that costs nothing, and the sum cannot overflow.
+            fusion.pack(bucket, arrays, buffer, 1.0 / size)
+            self._reduce(buffer.view(dtype), ReduceOp.SUM)
+        else:
+            fusion.pack(bucket, arrays, buffer)
+            self._reduce(buffer.view(np.uint8 if dtype.kind == "b" else dtype), op)
+
+    def _reduce_half(self, values: np.ndarray, op: ReduceOp) -> None:
+        """Reduce 16-bit floats in place: 16 bits travel, 32 bits accumulate, in the order of ranks."""
+        size = self.topology.size
+        if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+            wide = values.astype(np.float32)
+            self._reduce(wide, op)
+            values[:] = wide.astype(values.dtype)
+            return
+        share = -(-values.size // size)
+        parts = np.zeros((size, share), values.dtype)
+        parts.reshape(-1)[: values.size] = values
+        received = np.empty_like(parts)
+        self._alltoall(parts.view(np.uint8), received.view(np.uint8))
+        total = received[0].astype(np.float32)
+        for row in received[1:]:
+            total += row.astype(np.float32)
+        if op is ReduceOp.AVERAGE:
+            total /= size
+        with np.errstate(over="ignore"):
+            mine = total.astype(values.dtype)
+        self._gather(mine.view(np.uint8), [mine.nbytes] * size, parts.reshape(-1).view(np.uint8))
+        values[:] = parts.reshape(-1)[: values.size]
+
+    # -- data movement ---------------------------------------------------------------------------------------------
+
+    def allgather(self, tensor: Any, label: Label) -> Any:
+        numpy_dtype(tensor)
+
+        def exchange(array: np.ndarray) -> list[np.ndarray]:
+            array = np.ascontiguousarray(array)
+            spec = TensorSpec(label.name(0), (-1, *array.shape[1:]), array.dtype.name)
+            row = prod(array.shape[1:]) * array.dtype.itemsize
+            with self._agreement.lock:
+                headers = self._agreement.agree(Signature("allgather", label.what, (spec,)), array.shape[0])
+                counts = [int(n) * row for n in headers[:, 2]]
+                result = self._pool.take(sum(counts))
+                self._gather(array.reshape(-1).view(np.uint8), counts, result)
+            return [result.view(array.dtype).reshape((int(headers[:, 2].sum()), *array.shape[1:]))]
+
+        [result] = _as_operation(exchange, [tensor], shapes=[[None, *tensor.shape[1:]]])
+        return result
+
+    def broadcast(self, tensors: Sequence[Any], root: int, label: Label) -> list[Any]:
+        self.check_root(root)
+        for tensor in tensors:
+            numpy_dtype(tensor)
+
+        def exchange(*arrays: np.ndarray) -> list[np.ndarray]:
+            values = [np.asarray(a) for a in arrays]
+            signature = Signature("broadcast", label.what, _specs(values, label), f"root {root}")
+            plan = fusion.plan(
+                [a.shape for a in values], [a.dtype for a in values], environment.FUSION_THRESHOLD.read()
+            )
+            buffers = []
+            with self._agreement.lock:
+                self._agreement.agree(signature)
+                for bucket in plan.buckets:
+                    buffer = self._pool.take(bucket.nbytes)
+                    if root == self.topology.rank:
+                        fusion.pack(bucket, values, buffer)
+                    self._bcast(buffer, root)
+                    buffers.append(buffer)
+            return fusion.unpack(plan, buffers)
+
+        return _as_operation(exchange, tensors)
+
+    def barrier(self, label: Label) -> Any:
+        signature = Signature("barrier", label.what)
+
+        def wait() -> list[np.ndarray]:
+            with self._agreement.lock:
+                self._agreement.agree(signature)
+            return [np.zeros((), np.int8)]
+
+        if tf.executing_eagerly():
+            wait()
+            return None
+        return tf.group(tf.numpy_function(wait, [], [tf.int8], stateful=True))
+
+    def allgather_bytes(self, payload: bytes, what: str) -> list[bytes]:
+        with self._agreement.lock:
+            headers = self._agreement.agree(Signature("allgather", what), len(payload))
+            counts = [int(n) for n in headers[:, 2]]
+            result = np.empty(sum(counts), np.uint8)
+            self._gather(np.frombuffer(payload, np.uint8), counts, result)
+        ends = np.cumsum(counts)
+        return [result[end - count : end].tobytes() for end, count in zip(ends, counts, strict=True)]
+
+    def broadcast_bytes(self, payload: bytes | None, root: int, what: str) -> bytes:
+        self.check_root(root)
+        if (payload is not None) != (root == self.topology.rank):
+            raise ConfigurationError(
+                "In a broadcast of bytes the root rank gives the payload and the others None."
+            )
+        with self._agreement.lock:
+            headers = self._agreement.agree(
+                Signature("broadcast", what, (), f"root {root}"), len(payload) if payload is not None else 0
+            )
+            buffer = np.empty(int(headers[root, 2]), np.uint8)
+            if payload is not None:
+                buffer[:] = np.frombuffer(payload, np.uint8)
+            self._bcast(buffer, root)
+        return buffer.tobytes()
+
+
+def _as_operation(
+    function: Callable[..., list[np.ndarray]], tensors: Sequence[Any], shapes: Sequence[Any] | None = None
+) -> list[Any]:
+    """Run `function` on the tensors' arrays: at once where TensorFlow is eager, as one operation in a graph."""
+    tensors = list(tensors)
+    if not tensors:
+        return []
+    dtypes = [tensor.dtype for tensor in tensors]
+    if tf.executing_eagerly():
+        # not through numpy_function: errors keep their type, and nothing is copied on the way in
+        results = function(*[as_array(tensor) for tensor in tensors])
+        return [tf.convert_to_tensor(result, dtype) for result, dtype in zip(results, dtypes, strict=True)]
+    outputs = tf.numpy_function(function, tensors, dtypes, stateful=True)
+    outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+    for output, shape in zip(outputs, shapes or [tensor.shape for tensor in tensors], strict=True):
+        output.set_shape(shape)
+    return outputs
+
+
+def as_array(tensor: Any) -> np.ndarray:
+    """Return an eager tensor's memory as an array, without a copy where numpy knows the dtype."""
+    return np.asarray(tensor.numpy() if tensor.dtype == tf.bfloat16 else tensor)
+
+
+def _specs(arrays: Sequence[np.ndarray], label: Label) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(label.name(i), a.shape, a.dtype.name) for i, a in enumerate(arrays))
+
+
+def _fingerprint(arrays: Sequence[np.ndarray]) -> int:
+    """Return a number that is equal where the arrays' bits are, or 0 where they are all zero."""
+    crc, seen, any_set = 0, 0, False
+    for array in arrays:
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)[: max(0, _FINGERPRINT_BYTES - seen)]
+        crc, seen, any_set = zlib.crc32(raw, crc), seen + raw.nbytes, any_set or bool(raw.any())
+    return crc + 1 if any_set else 0
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        log.warning("%s", message)

@@ -1,0 +1,56 @@
+"""Which launcher started this process, and how many ranks it says there are: read from the environment, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher that left its marks in the environment.
+
+    Args:
+        name: what it is called.
+        size: the number of ranks it says it started.
+        rank: this process's rank, as it says.
+        variable: the variable that gave the size.
+    """
+
+    name: str
+    size: int
+    rank: int
+    variable: str
+
+
+_MARKS = (
+    ("horovodrun (Gloo)", "HOROVOD_SIZE", "HOROVOD_RANK"),
+    ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("an MPI launcher of the MPICH family", "PMI_SIZE", "PMI_RANK"),
+    ("hvdxrun", "HVDX_EXPECTED_SIZE", ""),
+    ("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+)
+
+
+def detect(environ: Mapping[str, str]) -> Launcher | None:
+    """Return the launcher that started this process, or None for a process started by hand.
+
+    srun counts only inside a job step; in a batch script it has started one process, whatever the number of tasks.
+    """
+    for name, size_variable, rank_variable in _MARKS:
+        try:
+            size = int(environ[size_variable])
+            rank = int(environ.get(rank_variable, "0"))
+        except (KeyError, ValueError):
+            continue
+        if name.startswith("Slurm") and environ.get("SLURM_STEP_ID", "batch") in {"batch", "4294967291"}:
+            continue
+        return Launcher(name, size, rank, size_variable)
+    return None
+
+
+def by_horovodrun(environ: Mapping[str, str]) -> bool:
+    """Return whether Horovod's launcher started this process, over Gloo or over MPI."""
+    return (
+        "HOROVOD_RANK" in environ or "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ or "HVDX_HOROVODRUN" in environ
+    )

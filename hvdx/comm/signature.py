@@ -1,0 +1,132 @@
+"""What a collective is, so that ranks can compare: every exchange starts with this, and a difference is an error.
+
+A rank that calls another collective than its peers would otherwise wait for ever, or add numbers that do not belong
+together. The signature travels as a few integers (the header); only when headers differ do the ranks exchange words.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hvdx.errors import MismatchError
+
+HEADER_LENGTH = 8
+"""int64 numbers in a header: digest, sequence number, then values that may differ between ranks (see `Header`)."""
+
+WORDS_LENGTH = 2048
+"""Bytes of description a rank sends when headers differ."""
+
+_COUNTER = re.compile(r"_\d+(?=/|$|:)")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, shape and dtype of one tensor in a collective. A dimension of -1 may differ between ranks."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def describe(self) -> str:
+        """Return for example `dense/kernel 8x16 float32`."""
+        shape = "x".join("?" if n < 0 else str(n) for n in self.shape) or "scalar"
+        return f"{self.name} {shape} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One call of a collective: what kind, on which tensors, with which operation or root.
+
+    Args:
+        kind: the collective's name ("allreduce").
+        what: what the tensors are, in the user's words ("gradients", "metrics at the end of epoch 2").
+        tensors: their names, shapes and dtypes.
+        detail: the operation or the root rank ("Average", "root 0").
+    """
+
+    kind: str
+    what: str
+    tensors: tuple[TensorSpec, ...] = ()
+    detail: str = ""
+    digest: int = field(init=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        # Names carry counters that depend on what else a rank has built ("dense_3"); they do not count as different.
+        parts = [self.kind, self.detail]
+        parts += [f"{_COUNTER.sub('', spec.name)}|{spec.shape}|{spec.dtype}" for spec in self.tensors]
+        raw = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).digest()
+        object.__setattr__(self, "digest", int.from_bytes(raw, "little", signed=True))
+
+    def describe(self) -> str:
+        """Return the call in words, for example `allreduce (Average) of 2 gradients (a 3x4 float32, b 4 float32)`."""
+        return _describe(self)
+
+
+@functools.lru_cache(maxsize=256)
+def _describe(signature: Signature) -> str:
+    head = signature.kind + (f" ({signature.detail})" if signature.detail else "")
+    if not signature.tensors:
+        return head + (f": {signature.what}" if signature.what else "")
+    listed = ", ".join(spec.describe() for spec in signature.tensors[:24])
+    if len(signature.tensors) > 24:
+        listed += f", and {len(signature.tensors) - 24} more"
+    return f"{head} of {len(signature.tensors)} {signature.what or 'tensor(s)'} ({listed})"
+
+
+def header(signature: Signature, sequence: int, *extra: int) -> np.ndarray:
+    """Return the header of one call: digest, sequence number, and up to six numbers that may differ between ranks."""
+    result = np.zeros(HEADER_LENGTH, np.int64)
+    result[0], result[1] = signature.digest, sequence
+    result[2 : 2 + len(extra)] = extra
+    return result
+
+
+def agrees(headers: np.ndarray) -> bool:
+    """Return whether all rows of `headers` (ranks x HEADER_LENGTH) name the same call."""
+    return bool((headers[:, :2] == headers[0, :2]).all())
+
+
+def words(signature: Signature) -> np.ndarray:
+    """Return the description as a fixed number of bytes, cut where it is longer."""
+    text = signature.describe().encode()[: WORDS_LENGTH - 1]
+    result = np.zeros(WORDS_LENGTH, np.uint8)
+    result[: len(text)] = np.frombuffer(text, np.uint8)
+    return result
+
+
+def mismatch(rows: np.ndarray, headers: np.ndarray) -> MismatchError:
+    """Return the error that says what each rank called.
+
+    Args:
+        rows: ranks x WORDS_LENGTH bytes, what each rank's `words` gave.
+        headers: ranks x HEADER_LENGTH, the headers that differed.
+    """
+    by_text: dict[str, list[int]] = {}
+    for rank, row in enumerate(rows):
+        by_text.setdefault(row.tobytes().split(b"\0", 1)[0].decode(errors="replace"), []).append(rank)
+    lines = [f"  {_ranks(ranks)}: {text}" for text, ranks in by_text.items()]
+    count = int(headers[:, 1].max())
+    hint = (
+        "Every rank must call the same collectives in the same order, with the same shapes and dtypes. Usual causes: "
+        "a callback, validation or save that runs on one rank only, unequal numbers of steps, or a model that differs."
+    )
+    if any("leaving" in text for text in by_text):
+        hint = "A rank left while others still worked: look at its own output above for the reason."
+    return MismatchError(
+        f"The ranks called different collectives (call {count} of this job).\n"
+        + "\n".join(lines)
+        + f"\n{hint}"
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"ranks {shown}"

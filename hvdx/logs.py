@@ -1,0 +1,46 @@
+"""hvdx's logger: one line a message, with the rank in front, on stderr; HVDX_LOG sets the level."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from hvdx import environment
+
+log = logging.getLogger("hvdx")
+_LEVELS = {
+    "trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING,
+    "error": logging.ERROR, "fatal": logging.CRITICAL,
+}  # fmt: skip
+
+
+class _RankPrefix(logging.Formatter):
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"hvdx rank {self._rank} {record.levelname.lower()}: {record.getMessage()}"
+
+
+def configure(rank: int) -> None:
+    """Give the logger its handler and level; called by `hvd.init()`.
+
+    Raises:
+        ConfigurationError: HVDX_LOG is no level.
+    """
+    text = environment.LOG.read()
+    level = _LEVELS.get(text.lower())
+    if level is None:
+        from hvdx.errors import ConfigurationError
+
+        raise ConfigurationError(f"HVDX_LOG={text!r} is no log level. Use debug, info, warning or error.")
+    for handler in list(log.handlers):
+        if getattr(handler, "hvdx", False):
+            log.removeHandler(handler)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.hvdx = True  # type: ignore[attr-defined]
+    handler.setFormatter(_RankPrefix(rank))
+    log.addHandler(handler)
+    log.setLevel(level)
+    log.propagate = False
