@@ -1,0 +1,353 @@
+#!/usr/bin/env bash
+# Builds Horovod 0.28.1 from its source release against the TensorFlow and the MPI of one Python environment.
+#
+# The result is checked with an allreduce of two ranks, by MPI and by Gloo. Nothing is done when that very build is
+# already there; a build is kept in a cache, so that the next environment of the same kind does not compile.
+set -euo pipefail
+
+readonly HOROVOD_VERSION=0.28.1
+readonly HOROVOD_SHA256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
+readonly MINIMUM_GCC=8
+readonly MINIMUM_CMAKE=3.13
+readonly CHECK_SECONDS=180
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly HERE
+
+usage() {
+    cat <<'EOF'
+usage: scripts/build_horovod.sh [--python PYTHON] [--jobs N] [--no-cache] [--check-only | --dry-run]
+
+Builds Horovod 0.28.1 (TensorFlow only; MPI, Gloo, and NCCL where CUDA is there) and installs it.
+
+  --python PYTHON  the environment to build for and install into (default: `python` of the active environment)
+  --jobs N         compile N files at a time (default: one for each core)
+  --no-cache       compile even when the cache has this build, and do not keep the result
+  --check-only     build nothing; say whether this very build is installed and works (exit code 0 or 1)
+  --dry-run        say what would be done and do nothing
+EOF
+}
+
+say() { printf 'build_horovod: %s\n' "$*"; }
+fail() {
+    printf 'build_horovod: %s\n' "$*" >&2
+    exit 1
+}
+
+parse_options() {
+    python=python
+    jobs=$(nproc 2>/dev/null || echo 2)
+    use_cache=yes
+    mode=build
+    while (($#)); do
+        case $1 in
+            --python | --jobs)
+                (($# > 1)) || fail "$1 needs a value; see --help"
+                if [[ $1 == --python ]]; then python=$2; else jobs=$2; fi
+                shift
+                ;;
+            --no-cache) use_cache=no ;;
+            --check-only) mode=check ;;
+            --dry-run) mode=dry-run ;;
+            -h | --help)
+                usage
+                exit 0
+                ;;
+            *) fail "unknown option $1; see --help" ;;
+        esac
+        shift
+    done
+    [[ $jobs =~ ^[1-9][0-9]*$ ]] || fail "--jobs needs a number above 0, not '$jobs'"
+    command -v "$python" >/dev/null || fail "there is no Python at '$python': activate an environment or use --python"
+}
+
+# Reads what the environment's own Python says of itself into the array `fact`.
+probe() {
+    local output name value
+    output=$("$python" "$HERE/horovod_probe.py") || fail "cannot build for $python; the reason is in the line above"
+    declare -gA fact=()
+    while IFS='=' read -r name value; do fact[$name]=$value; done <<<"$output"
+    [[ -n ${fact[tensorflow]:-} && -n ${fact[mpi]:-} ]] || fail "$python answered the probe with: $output"
+}
+
+# Returns 0 when version $1 is at least $2.
+at_least() { [[ $(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1) == "$2" ]]; }
+
+choose_compiler() {
+    local version
+    CXX=${CXX:-g++}
+    version=$("$CXX" -dumpfullversion -dumpversion 2>/dev/null | head -n 1) || version=none
+    if [[ -z $version || $version == none ]] || ! at_least "$version" "$MINIMUM_GCC"; then
+        fail "a C++17 compiler is needed, g++ $MINIMUM_GCC or newer, and '$CXX' is version ${version:-none}:" \
+            "run scripts/install_gcc8.sh, or name another one with CXX="
+    fi
+    command -v make >/dev/null || fail "make is needed to build Horovod: install the package 'make'"
+    compiler="$CXX $version"
+    export CXX
+}
+
+choose_cmake() {
+    local version
+    version=$(cmake --version 2>/dev/null | sed -n 's/^cmake version \([0-9.]*\).*/\1/p') || version=
+    if [[ -n $version ]] && at_least "$version" "$MINIMUM_CMAKE"; then
+        cmake="$(command -v cmake) $version"
+    else
+        cmake=wheel
+    fi
+}
+
+# NCCL is built in when TensorFlow has CUDA, nvcc runs, and header and library of NCCL are found.
+choose_gpu() {
+    local home nvcc
+    gpu=none nccl_home=
+    if [[ ${fact[tensorflow_cuda]} == none ]]; then
+        gpu_reason="this TensorFlow has no CUDA"
+        return
+    fi
+    nvcc=${HOROVOD_CUDA_HOME:+$HOROVOD_CUDA_HOME/bin/}nvcc
+    if ! "$nvcc" --version >/dev/null 2>&1; then
+        gpu_reason="no nvcc"
+        return
+    fi
+    for home in "${HOROVOD_NCCL_HOME:-}" "${CUDA_HOME:-}" /usr/local/cuda /usr/local /usr "${fact[site_packages]}/nvidia/nccl"; do
+        if [[ -n $home && -e $home/include/nccl.h ]] && compgen -G "$home/lib*/libnccl*" >/dev/null ||
+            [[ -n $home && -e $home/include/nccl.h ]] && compgen -G "$home/lib/*-linux-gnu/libnccl*" >/dev/null; then
+            nccl_home=$home
+            gpu="NCCL $(sed -n 's/^#define NCCL_VERSION_CODE *//p' "$home/include/nccl.h")"
+            gpu+=", nvcc $("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
+            gpu_reason="NCCL of $home"
+            return
+        fi
+    done
+    gpu_reason="no nccl.h with its library; HOROVOD_NCCL_HOME names the folder above include/ and lib/"
+}
+
+# Everything on which the binary depends, one line each: the stamp in the package and the key of the cache.
+build_key() {
+    cat <<EOF
+horovod=$HOROVOD_VERSION
+tensorflow=${fact[tensorflow]}
+tensorflow_flags=${fact[tensorflow_flags]}
+tensorflow_cuda=${fact[tensorflow_cuda]}
+python_abi=${fact[python_abi]}
+libc=${fact[libc]}
+mpi=${fact[mpi]}
+mpi_rpath=${fact[mpi_rpath]}
+gpu=$gpu
+cpu_flags=${fact[cpu_flags]}
+cxxflags=${CXXFLAGS:-}
+script=$(cat "$HERE/build_horovod.sh" "$HERE/horovod_probe.py" | sha256sum | cut -c 1-16)
+EOF
+}
+
+installed_key() { cat "${fact[site_packages]}/horovod/hvdx_build.txt" 2>/dev/null || true; }
+
+imports() {
+    TF_CPP_MIN_LOG_LEVEL=3 "$python" -c "
+import horovod.tensorflow as hvd
+assert hvd.mpi_built() and hvd.gloo_built()" >>"$log" 2>&1
+}
+
+# Two ranks by MPI, then two by Gloo; what they print goes to the log.
+check_ranks() {
+    local -a launch
+    case ${fact[mpi]} in
+        openmpi*) launch=("${fact[mpirun]}" --allow-run-as-root --map-by :OVERSUBSCRIBE --bind-to none -np 2) ;;
+        *) launch=("${fact[mpirun]}" -n 2) ;;
+    esac
+    say "checking an allreduce of two ranks by MPI and by Gloo"
+    if ! timeout "$CHECK_SECONDS" "${launch[@]}" "$python" "$HERE/horovod_check.py" mpi </dev/null >>"$log" 2>&1; then
+        say "the check with two ranks by MPI failed" >&2
+        return 1
+    fi
+    if ! timeout "$CHECK_SECONDS" "$python" -m horovod.runner.launch --gloo -np 2 -H localhost:2 \
+        "$python" "$HERE/horovod_check.py" gloo </dev/null >>"$log" 2>&1; then
+        say "the check with two ranks by Gloo failed" >&2
+        return 1
+    fi
+}
+
+# Prints the end of the log before the reason, so that the reason is what is read last.
+fail_with_log() {
+    tail -n 40 "$log" >&2
+    fail "$* (the lines above end the log $log)"
+}
+
+fetch_tools() {
+    local -a tools=('setuptools>=65,<81' wheel packaging)
+    [[ $cmake == wheel ]] && tools+=('cmake>=3.18,<4')
+    # The environment's constraints are for the environment: these tools live in the build folder only.
+    PIP_CONSTRAINT='' "$python" -m pip install --quiet --disable-pip-version-check --target "$work/tools" "${tools[@]}" \
+        >>"$log" 2>&1 || fail_with_log "pip could not install ${tools[*]}"
+}
+
+fetch_source() {
+    printf 'horovod==%s --hash=sha256:%s\n' "$HOROVOD_VERSION" "$HOROVOD_SHA256" >"$work/source.txt"
+    PIP_CONSTRAINT='' PYTHONPATH=$work/tools "$python" -m pip download --quiet --disable-pip-version-check --no-deps \
+        --no-binary horovod --no-build-isolation --dest "$work" -r "$work/source.txt" >>"$log" 2>&1 ||
+        fail_with_log "pip could not download the source of Horovod $HOROVOD_VERSION"
+    tar -xzf "$work/horovod-$HOROVOD_VERSION.tar.gz" -C "$work"
+    source=$work/horovod-$HOROVOD_VERSION
+}
+
+# What the source release needs for the TensorFlow of today; each change is verified, so that none is lost silently.
+patch_source() {
+    local list=$source/horovod/tensorflow/CMakeLists.txt
+    if at_least "${fact[tensorflow]}" 2.16; then
+        # Its ops for XLA include headers of XLA that the wheels ship no longer; hvdx does not use them.
+        sed -i '/xla_mpi_ops\.cc/d' "$list"
+        ! grep -q 'xla_mpi_ops' "$list" || fail "cannot take xla_mpi_ops.cc out of $list"
+    fi
+    # TensorFlow is C++17 and links a second copy of Gloo built as C++17: the first one need not be built.
+    sed -i 's|add_subdirectory(third_party/gloo)|add_subdirectory(third_party/gloo EXCLUDE_FROM_ALL)|' "$source/CMakeLists.txt"
+    grep -q 'third_party/gloo EXCLUDE_FROM_ALL' "$source/CMakeLists.txt" || fail "cannot change $source/CMakeLists.txt"
+    # The stamp becomes a file of the package, so that it goes when Horovod is uninstalled. Without setup_requires,
+    # setuptools does not fetch packages on its own.
+    sed -i "s|packages=find_packages(),|packages=find_packages(), package_data={'horovod': ['hvdx_build.txt']},|
+        s|setup_requires=require_list if is_build_action() else \[\],|setup_requires=[],|" "$source/setup.py"
+    [[ $(grep -c 'hvdx_build.txt\|setup_requires=\[\]' "$source/setup.py") == 2 ]] || fail "cannot change $source/setup.py"
+    printf '%s\n' "$key" >"$source/horovod/hvdx_build.txt"
+}
+
+# Horovod's setup.py calls $HOROVOD_CMAKE with fixed arguments: this wrapper adds ours.
+write_cmake_wrapper() {
+    local program=cmake rpath="${fact[mpi_rpath]};\$ORIGIN/../../tensorflow"
+    # Gloo asks for MPI by its C compiler; without it the library would lack symbols, and say so only when loaded.
+    local -a options=(-DMPI_CXX_COMPILER="${fact[mpicxx]}" -DMPI_C_COMPILER="${fact[mpicxx]%mpicxx}mpicc"
+        -DCMAKE_POLICY_VERSION_MINIMUM=3.5 '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O3 -DNDEBUG' -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON)
+    [[ $cmake == wheel ]] && program=$work/tools/bin/cmake
+    if [[ $gpu == none ]]; then
+        # An nvcc on PATH would be tried although nothing here is for a GPU, and an unsuitable one stops the build.
+        options+=(-DCMAKE_CUDA_COMPILER=NOTFOUND -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=TRUE)
+    elif [[ $nccl_home == "${fact[site_packages]}"/* ]]; then
+        rpath+=";\$ORIGIN/../../nvidia/nccl/lib"
+    fi
+    options+=("-DCMAKE_INSTALL_RPATH=$rpath")
+    {
+        printf '#!/bin/sh\nPYTHONPATH=%q; export PYTHONPATH\n' "$work/tools"
+        # shellcheck disable=SC2016 # "$1" and "$@" are the wrapper's own
+        printf 'case "$1" in --build) exec %q "$@" ;; esac\nexec %q "$@"' "$program" "$program"
+        printf ' %q' "${options[@]}"
+        printf '\n'
+    } >"$work/cmake.sh"
+    chmod +x "$work/cmake.sh"
+}
+
+gpu_settings() {
+    local lib
+    [[ $gpu != none ]] || { echo HOROVOD_WITHOUT_NVTX=1 && return; }
+    echo "HOROVOD_GPU_OPERATIONS=NCCL"
+    echo "HOROVOD_NCCL_HOME=$nccl_home"
+    echo "HOROVOD_NCCL_INCLUDE=$nccl_home/include"
+    # NVIDIA's wheel has libnccl.so.2 without the plain name by which a linker looks for it.
+    lib=$(compgen -G "$nccl_home/lib/libnccl.so.*" | head -n 1) || lib=
+    if [[ -n $lib && ! -e $nccl_home/lib/libnccl.so ]]; then
+        mkdir -p "$work/nccl"
+        ln -sf "$lib" "$work/nccl/libnccl.so"
+        printf 'HOROVOD_NCCL_LINK=SHARED\nHOROVOD_NCCL_LIB=%s\n' "$work/nccl"
+    fi
+}
+
+compile() {
+    local -a gpu_env
+    fetch_tools
+    fetch_source
+    patch_source
+    write_cmake_wrapper
+    mapfile -t gpu_env < <(gpu_settings)
+    say "compiling Horovod $HOROVOD_VERSION with $jobs job(s); some minutes"
+    (
+        cd "$source"
+        # MAKEFLAGS of a make around this script names a job server that is not ours.
+        env PYTHONPATH="$work/tools" TF_CPP_MIN_LOG_LEVEL=3 MAKEFLAGS="-j$jobs" HOROVOD_CMAKE="$work/cmake.sh" \
+            HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
+            HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 HOROVOD_BUILD_ARCH_FLAGS="${fact[cpu_flags]}" "${gpu_env[@]}" \
+            "$python" setup.py bdist_wheel --dist-dir "$work/wheel" </dev/null >>"$log" 2>&1
+    ) || fail_with_log "Horovod does not compile"
+    wheel=$(compgen -G "$work/wheel/horovod-*.whl") || fail_with_log "the build made no wheel"
+}
+
+install_wheel() {
+    "$python" -m pip install --quiet --disable-pip-version-check cloudpickle psutil pyyaml packaging >>"$log" 2>&1 &&
+        "$python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$1" >>"$log" 2>&1
+}
+
+# The wheel is put in the cache only after it has passed the check, and in one step.
+keep_in_cache() {
+    local beside
+    beside=$(mktemp -d "$cache/.new.XXXXXX") || return 0
+    chmod 755 "$beside"
+    cp "$wheel" "$beside/" && printf '%s\n' "$key" >"$beside/key.txt"
+    rm -rf "$cached"
+    mv "$beside" "$cached" || rm -rf "$beside"
+}
+
+install_from_cache() {
+    wheel=$(compgen -G "$cached/horovod-*.whl" | head -n 1) || wheel=
+    [[ $use_cache == yes && -n $wheel && $(cat "$cached/key.txt" 2>/dev/null) == "$key" ]] || return 1
+    say "installing the build kept in $cached"
+    if install_wheel "$wheel" && check_ranks; then return 0; fi
+    say "the kept build does not work and is removed; compiling" >&2
+    rm -rf "$cached"
+    return 1
+}
+
+describe() {
+    say "Horovod $HOROVOD_VERSION for TensorFlow ${fact[tensorflow]} in ${fact[prefix]}"
+    say "MPI: ${fact[mpi]} (${fact[mpicxx]}); Gloo: yes; GPU: $gpu ($gpu_reason)"
+}
+
+dry_run() {
+    choose_compiler
+    choose_cmake
+    say "compiler: $compiler; cmake: $cmake; jobs: $jobs"
+    at_least "${fact[tensorflow]}" 2.16 && say "TensorFlow 2.16 or newer: xla_mpi_ops.cc is left out"
+    if [[ $(installed_key) == "$key" ]]; then
+        say "nothing to do if it imports: this very build is installed"
+    elif [[ $use_cache == yes && $(cat "$cached/key.txt" 2>/dev/null) == "$key" ]]; then
+        say "would install the build kept in $cached"
+    else
+        say "would compile, install, and check with two ranks by MPI and by Gloo"
+    fi
+}
+
+main() {
+    parse_options "$@"
+    probe
+    choose_gpu
+    key=$(build_key)
+    cache=${XDG_CACHE_HOME:-$HOME/.cache}/hvdx
+    cached=$cache/horovod-$HOROVOD_VERSION-$(printf '%s' "$key" | sha256sum | cut -c 1-16)
+    describe
+    if [[ $mode == dry-run ]]; then
+        dry_run
+        return
+    fi
+    mkdir -p "$cache" || fail "cannot write to $cache: name another folder with XDG_CACHE_HOME"
+    log=$cache/build_horovod-tf${fact[tensorflow]}-${fact[mpi]%% *}.log
+    : >"$log"
+    if [[ $mode == check ]]; then
+        [[ $(installed_key) == "$key" ]] || fail "this build is not installed in ${fact[prefix]}: run without --check-only"
+        check_ranks || fail_with_log "the installed Horovod does not work"
+        say "installed and working"
+        return
+    fi
+    if [[ $(installed_key) == "$key" ]] && imports; then
+        say "nothing to do: this very build is installed and imports"
+        return
+    fi
+    if install_from_cache; then
+        say "done: installed and checked"
+        return
+    fi
+    choose_compiler
+    choose_cmake
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    compile
+    install_wheel "$wheel" || fail_with_log "pip could not install $wheel"
+    check_ranks || fail_with_log "Horovod is compiled and installed but does not work"
+    [[ $use_cache == no ]] || keep_in_cache
+    say "done: compiled, installed and checked; log: $log"
+}
+
+main "$@"
