@@ -1,0 +1,1 @@
+"""hvdxrun: one file for each way of starting ranks, and pure functions for what must be decided before."""
