@@ -176,13 +176,13 @@ fetch_tools() {
     local -a tools=('setuptools>=65,<81' wheel packaging)
     [[ $cmake == wheel ]] && tools+=('cmake>=3.18,<4')
     # The environment's constraints are for the environment: these tools live in the build folder only.
-    PIP_CONSTRAINT='' "$python" -m pip install --quiet --disable-pip-version-check --target "$work/tools" "${tools[@]}" \
+    PIP_CONSTRAINT='' "$python" -m pip install -qq --disable-pip-version-check --target "$work/tools" "${tools[@]}" \
         >>"$log" 2>&1 || fail_with_log "pip could not install ${tools[*]}"
 }
 
 fetch_source() {
     printf 'horovod==%s --hash=sha256:%s\n' "$HOROVOD_VERSION" "$HOROVOD_SHA256" >"$work/source.txt"
-    PIP_CONSTRAINT='' PYTHONPATH=$work/tools "$python" -m pip download --quiet --disable-pip-version-check --no-deps \
+    PIP_CONSTRAINT='' PYTHONPATH=$work/tools "$python" -m pip download -qq --disable-pip-version-check --no-deps \
         --no-binary horovod --no-build-isolation --dest "$work" -r "$work/source.txt" >>"$log" 2>&1 ||
         fail_with_log "pip could not download the source of Horovod $HOROVOD_VERSION"
     tar -xzf "$work/horovod-$HOROVOD_VERSION.tar.gz" -C "$work"
@@ -267,8 +267,8 @@ compile() {
 }
 
 install_wheel() {
-    "$python" -m pip install --quiet --disable-pip-version-check cloudpickle psutil pyyaml packaging >>"$log" 2>&1 &&
-        "$python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$1" >>"$log" 2>&1
+    "$python" -m pip install -qq --disable-pip-version-check cloudpickle psutil pyyaml packaging >>"$log" 2>&1 &&
+        "$python" -m pip install -qq --disable-pip-version-check --no-deps --force-reinstall "$1" >>"$log" 2>&1
 }
 
 # The wheel is put in the cache only after it has passed the check, and in one step.

@@ -26,7 +26,7 @@ def problems(controller: str) -> list[str]:
         found.append(f"{controller} is not what the ranks talk by")
     rank = hvd.rank()
     base = np.arange(1000, dtype=np.float32)
-    want = sum(base * (r + 1) for r in range(RANKS))
+    want = base * sum(r + 1 for r in range(RANKS))
 
     eager = hvd.allreduce(tf.constant(base * (rank + 1)), op=hvd.Sum, name="check.eager")
     if not np.array_equal(eager.numpy(), want):

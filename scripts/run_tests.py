@@ -1,0 +1,204 @@
+"""Runs the whole test suite: each environment plain, then under MPI; prints a table and one closing line.
+
+Every run is attempted, whatever the ones before it did. What a run prints goes to a log, and to the screen when it
+fails. Standard library only, so that any Python can drive it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+RUN_LIMIT_SECONDS = 1500.0
+# Below the 90 minutes that CI gives, environments and Horovod's build included, so that the table is always printed.
+PLAN_LIMIT_SECONDS = 4200.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command of the suite; `counts_tests` is False for a check such as lint, which has no closing line."""
+
+    name: str
+    command: tuple[str, ...]
+    counts_tests: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run came to."""
+
+    name: str
+    passed: int
+    failed: int
+    skipped: int
+    seconds: float
+    note: str = ""
+
+
+def plain(environment: str) -> Run:
+    """Return the run of the suite with one process."""
+    return Run(f"{environment} plain", (f"{environment}/bin/python", "-m", "pytest", "tests"))
+
+
+def under_mpi(environment: str, ranks: int, comm: str) -> Run:
+    """Return the run of the files that ask for several ranks."""
+    python = f"{environment}/bin/python"
+    return Run(
+        f"{environment} {ranks} ranks, {comm}",
+        (python, "tests/mpi_runner.py", "--np", str(ranks), "--comm", comm),
+    )
+
+
+def full_plan() -> list[Run]:
+    """Return every run of `make test`, the quick ones first."""
+    return [
+        Run("lint", ("make", "--no-print-directory", "lint"), counts_tests=False),
+        plain(".venv"),
+        *(under_mpi(".venv", ranks, "mpi") for ranks in (2, 3, 4)),
+        under_mpi(".venv", 2, "horovod"),
+        under_mpi(".venv", 2, "tensorflow"),
+        plain(".venv-tf215"),
+        *(under_mpi(".venv-tf215", 2, comm) for comm in ("mpi", "horovod", "tensorflow")),
+        under_mpi(".venv-mpich", 2, "mpi"),
+    ]
+
+
+def closing_counts(text: str) -> dict[str, int] | None:
+    """Return the counts of pytest's last closing line (`== 3 passed, 1 skipped in 2.1s ==`), or None without one."""
+    for line in reversed(text.splitlines()):
+        bare = re.sub(r"\x1b\[[0-9;]*m", "", line).strip().strip("=").strip()
+        found = re.fullmatch(r"((?:\d+ [a-z]+, )*\d+ [a-z]+|no tests ran) in [0-9.]+s(?: \([0-9:]+\))?", bare)
+        if found:
+            return {word: int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", found.group(1))}
+    return None
+
+
+def judge(run: Run, code: int | None, text: str, seconds: float) -> Outcome:
+    """Turn exit code (None: time limit) and output of one run into an outcome; a failed run counts at least one."""
+    counts = (closing_counts(text) if run.counts_tests else None) or {}
+    passed = counts.get("passed", 0) + counts.get("xpassed", 0)
+    failed = counts.get("failed", 0) + sum(counts.get(word, 0) for word in ("error", "errors"))
+    skipped = counts.get("skipped", 0) + counts.get("xfailed", 0)
+    note = ""
+    if code is None:
+        note = "stopped at its time limit"
+    elif code != 0 and not failed:
+        note = f"exit code {code}"
+    elif run.counts_tests and passed + failed == 0:
+        note = "ran no test"
+    return Outcome(run.name, passed, max(failed, 1 if note else 0), skipped, seconds, note)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End the process and those it started, which share its process group."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, signal_number)
+            process.wait(timeout=10)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def execute(run: Run, log: Path, limit: float) -> Outcome:
+    """Run the command with its output in the log, and judge it."""
+    started = time.monotonic()
+    code: int | None = None
+    with log.open("wb") as output:
+        try:
+            process = subprocess.Popen(
+                run.command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except OSError as error:
+            output.write(f"cannot start {run.command[0]}: {error}\n".encode())
+            output.flush()
+            return judge(run, 127, "", time.monotonic() - started)
+        try:
+            code = process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            end_group(process)
+    return judge(run, code, log.read_text(errors="replace"), time.monotonic() - started)
+
+
+def log_name(run: Run) -> str:
+    """Return a file name made from the run's name."""
+    return re.sub(r"[^a-z0-9]+", "-", run.name.lower()).strip("-") + ".log"
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return the summary, one line a run."""
+    width = max(len(outcome.name) for outcome in outcomes)
+    lines = [f"{'run':<{width}}  passed  failed  skipped  seconds"]
+    for o in outcomes:
+        line = f"{o.name:<{width}}  {o.passed:6d}  {o.failed:6d}  {o.skipped:7d}  {o.seconds:7.0f}  {o.note}"
+        lines.append(line.rstrip())
+    return "\n".join(lines)
+
+
+def closing_line(outcomes: Sequence[Outcome]) -> str:
+    """Return the sums in the plain form that ends the output."""
+    passed, failed, skipped = (sum(getattr(o, field) for o in outcomes) for field in ("passed", "failed", "skipped"))
+    return f"{passed} passed, {failed} failed, {skipped} skipped"
+
+
+def run_all(
+    plan: Sequence[Run],
+    logs: Path,
+    run_limit: float = RUN_LIMIT_SECONDS,
+    plan_limit: float = PLAN_LIMIT_SECONDS,
+    say: Callable[[str], None] = print,
+) -> int:
+    """Carry out the plan; return 0 when nothing failed and at least one test passed."""
+    logs.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + plan_limit
+    outcomes = []
+    for run in plan:
+        log = logs / log_name(run)
+        say(f"--- {run.name}: {' '.join(run.command)}")
+        left = deadline - time.monotonic()
+        if left <= 0:
+            outcomes.append(Outcome(run.name, 0, 1, 0, 0.0, "not run: the time for all runs is used up"))
+            continue
+        outcome = execute(run, log, min(run_limit, left))
+        outcomes.append(outcome)
+        if outcome.failed:
+            say(log.read_text(errors="replace").rstrip("\n"))
+        say(f"    {outcome.passed} passed, {outcome.failed} failed in {outcome.seconds:.0f} s  {outcome.note}".rstrip())
+    say("\n" + table(outcomes))
+    say(f"the output of each run is in {logs}")
+    say(closing_line(outcomes))
+    return 0 if not any(o.failed for o in outcomes) and any(o.passed for o in outcomes) else 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the options and run."""
+    parser = argparse.ArgumentParser(description="Run the whole test suite, plain and under MPI.")
+    parser.add_argument("--only", default="", help="only the runs whose name has this text, for example 'tf215 plain'")
+    parser.add_argument("--logs", type=Path, default=Path("build/test-logs"), help="folder for the output of each run")
+    parser.add_argument("--list", action="store_true", help="print the runs and do nothing")
+    options = parser.parse_args(arguments)
+    os.chdir(Path(__file__).resolve().parent.parent)
+    plan = [run for run in full_plan() if options.only in run.name]
+    if not plan:
+        parser.error(f"no run's name has {options.only!r}; see --list")
+    if options.list:
+        for run in plan:
+            print(f"{run.name}: {' '.join(run.command)}")
+        return 0
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    return run_all(plan, options.logs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
