@@ -52,11 +52,13 @@ class Label:
         what: what the tensors are ("gradients").
         names: one name a tensor; generic names where it is empty.
         warn_if_equal: said once if, at the first exchange, all ranks bring the same bits.
+        missing: names of tensors that this rank lacks; if another rank has them, that is an error which says so.
     """
 
     what: str = "tensor(s)"
     names: tuple[str, ...] = ()
     warn_if_equal: str = ""
+    missing: tuple[str, ...] = ()
 
     def name(self, index: int) -> str:
         """Return the name of tensor `index`."""
@@ -76,9 +78,7 @@ class Communicator(abc.ABC):
     topology: Topology
 
     @abc.abstractmethod
-    def grouped_allreduce(
-        self, tensors: Sequence[Any], op: ReduceOp, label: Label, threshold: int
-    ) -> list[Any]:
+    def grouped_allreduce(self, tensors: Sequence[Any], op: ReduceOp, label: Label, threshold: int) -> list[Any]:
         """Reduce every tensor over the ranks; tensors travel together in fusion buffers of `threshold` bytes."""
 
     @abc.abstractmethod

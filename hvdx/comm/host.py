@@ -61,9 +61,7 @@ class HostCommunicator(Communicator):
 
     # -- all-reduce ------------------------------------------------------------------------------------------------
 
-    def grouped_allreduce(
-        self, tensors: Sequence[Any], op: ReduceOp, label: Label, threshold: int
-    ) -> list[Any]:
+    def grouped_allreduce(self, tensors: Sequence[Any], op: ReduceOp, label: Label, threshold: int) -> list[Any]:
         for tensor in tensors:
             require_reducible(numpy_dtype(tensor), op)
         watch = [bool(label.warn_if_equal)]
@@ -97,15 +95,13 @@ class HostCommunicator(Communicator):
         key = (op, label, threshold, tuple(a.shape for a in arrays), tuple(a.dtype for a in arrays))
         found = self._plans.get(key)
         if found is None:
-            signature = Signature("allreduce", label.what, _specs(arrays, label), op.value)
+            signature = Signature("allreduce", label.what, _specs(arrays, label), op.value, label.missing)
             plan = fusion.plan([a.shape for a in arrays], [a.dtype for a in arrays], threshold)
             found = self._plans[key] = (signature, plan)
             log.debug("%s", plan.describe([label.name(i) for i in range(len(arrays))]))
         return found
 
-    def _reduce_bucket(
-        self, bucket: fusion.Bucket, arrays: list[np.ndarray], buffer: np.ndarray, op: ReduceOp
-    ) -> None:
+    def _reduce_bucket(self, bucket: fusion.Bucket, arrays: list[np.ndarray], buffer: np.ndarray, op: ReduceOp) -> None:
         size, dtype = self.topology.size, bucket.dtype
         if is_half(dtype):
             fusion.pack(bucket, arrays, buffer)
@@ -114,12 +110,8 @@ class HostCommunicator(Communicator):
             fusion.pack(bucket, arrays, buffer)
             wide = buffer.view(dtype).astype(np.uint64 if dtype.kind == "u" else np.int64)
             self._reduce(wide, ReduceOp.SUM)
-            quotient = (
-                np.abs(wide) // wide.dtype.type(size) if dtype.kind == "i" else wide // wide.dtype.type(size)
-            )
-            buffer.view(dtype)[:] = (np.sign(wide) * quotient if dtype.kind == "i" else quotient).astype(
-                dtype
-            )
+            quotient = np.abs(wide) // wide.dtype.type(size) if dtype.kind == "i" else wide // wide.dtype.type(size)
+            buffer.view(dtype)[:] = (np.sign(wide) * quotient if dtype.kind == "i" else quotient).astype(dtype)
         elif op is ReduceOp.AVERAGE:
             # Divided while it is copied: that costs nothing, and the sum cannot overflow.
             fusion.pack(bucket, arrays, buffer, 1.0 / size)
@@ -219,9 +211,7 @@ class HostCommunicator(Communicator):
     def broadcast_bytes(self, payload: bytes | None, root: int, what: str) -> bytes:
         self.check_root(root)
         if (payload is not None) != (root == self.topology.rank):
-            raise ConfigurationError(
-                "In a broadcast of bytes the root rank gives the payload and the others None."
-            )
+            raise ConfigurationError("In a broadcast of bytes the root rank gives the payload and the others None.")
         with self._agreement.lock:
             headers = self._agreement.agree(
                 Signature("broadcast", what, (), f"root {root}"), len(payload) if payload is not None else 0

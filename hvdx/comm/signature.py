@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hvdx.errors import MismatchError
+from hvdx.errors import GradientError, HvdxError, MismatchError
 
 HEADER_LENGTH = 8
 """int64 numbers in a header: digest, sequence number, then values that may differ between ranks (see `Header`)."""
@@ -22,6 +22,7 @@ HEADER_LENGTH = 8
 WORDS_LENGTH = 2048
 """Bytes of description a rank sends when headers differ."""
 
+_MISSING = re.compile(r"\[none for (.*?)\] ")
 _COUNTER = re.compile(r"_\d+(?=/|$|:)")
 
 
@@ -48,17 +49,19 @@ class Signature:
         what: what the tensors are, in the user's words ("gradients", "metrics at the end of epoch 2").
         tensors: their names, shapes and dtypes.
         detail: the operation or the root rank ("Average", "root 0").
+        missing: names of tensors that this rank lacks.
     """
 
     kind: str
     what: str
     tensors: tuple[TensorSpec, ...] = ()
     detail: str = ""
+    missing: tuple[str, ...] = ()
     digest: int = field(init=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
         # Names carry counters that depend on what else a rank has built ("dense_3"); they do not count as different.
-        parts = [self.kind, self.detail]
+        parts = [self.kind, self.detail, *(_COUNTER.sub("", name) for name in self.missing)]
         parts += [f"{_COUNTER.sub('', spec.name)}|{spec.shape}|{spec.dtype}" for spec in self.tensors]
         raw = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).digest()
         object.__setattr__(self, "digest", int.from_bytes(raw, "little", signed=True))
@@ -71,6 +74,8 @@ class Signature:
 @functools.lru_cache(maxsize=256)
 def _describe(signature: Signature) -> str:
     head = signature.kind + (f" ({signature.detail})" if signature.detail else "")
+    if signature.missing:
+        head = f"[none for {', '.join(signature.missing)}] {head}"
     if not signature.tensors:
         return head + (f": {signature.what}" if signature.what else "")
     listed = ", ".join(spec.describe() for spec in signature.tensors[:24])
@@ -100,16 +105,20 @@ def words(signature: Signature) -> np.ndarray:
     return result
 
 
-def mismatch(rows: np.ndarray, headers: np.ndarray) -> MismatchError:
+def mismatch(rows: np.ndarray, headers: np.ndarray) -> HvdxError:
     """Return the error that says what each rank called.
 
     Args:
         rows: ranks x WORDS_LENGTH bytes, what each rank's `words` gave.
         headers: ranks x HEADER_LENGTH, the headers that differed.
     """
+    texts = [row.tobytes().split(b"\0", 1)[0].decode(errors="replace") for row in rows]
+    missing = _missing_somewhere(texts)
+    if missing is not None:
+        return missing
     by_text: dict[str, list[int]] = {}
-    for rank, row in enumerate(rows):
-        by_text.setdefault(row.tobytes().split(b"\0", 1)[0].decode(errors="replace"), []).append(rank)
+    for rank, text in enumerate(texts):
+        by_text.setdefault(text, []).append(rank)
     lines = [f"  {_ranks(ranks)}: {text}" for text, ranks in by_text.items()]
     count = int(headers[:, 1].max())
     hint = (
@@ -119,9 +128,31 @@ def mismatch(rows: np.ndarray, headers: np.ndarray) -> MismatchError:
     if any("leaving" in text for text in by_text):
         hint = "A rank left while others still worked: look at its own output above for the reason."
     return MismatchError(
-        f"The ranks called different collectives (call {count} of this job).\n"
+        f"The ranks called different collectives (call {count} of this job).\n" + "\n".join(lines) + f"\n{hint}"
+    )
+
+
+def _missing_somewhere(texts: Sequence[str]) -> GradientError | None:
+    """Return an error if all ranks reduce gradients and some lack some of them."""
+    found = [_MISSING.match(text) for text in texts]
+    if not any(found) or not all("allreduce" in text for text in texts):
+        return None
+    lacks: dict[str, list[int]] = {}
+    for rank, match in enumerate(found):
+        for name in match.group(1).split(", ") if match else ():
+            lacks.setdefault(name, []).append(rank)
+    lines = []
+    for name, ranks in lacks.items():
+        others = [rank for rank in range(len(texts)) if rank not in ranks]
+        if others:
+            lines.append(f"  {name}: no gradient on {_ranks(ranks)}, a gradient on {_ranks(others)}")
+    if not lines:
+        return None
+    return GradientError(
+        "Some ranks have no gradient for a variable that has one on others.\n"
         + "\n".join(lines)
-        + f"\n{hint}"
+        + "\nLet the loss depend "
+        "on the same variables on every rank, or pass missing_gradients='zeros' to count a missing one as zeros."
     )
 
 

@@ -1,0 +1,92 @@
+"""Reducing IndexedSlices: rows that were touched travel, duplicates summed first, unless the dense tensor is smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdx import environment, world
+from hvdx.comm.communicator import Label
+from hvdx.comm.reduce_op import ReduceOp
+from hvdx.errors import UnsupportedError
+
+
+def deduplicate(slices: Any) -> Any:
+    """Return the same slices with every index once, the values of duplicates summed."""
+    indices, places = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, places, tf.shape(indices)[0])
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def allreduce_slices(
+    all_slices: Sequence[Any], op: ReduceOp, names: Sequence[str], allow_dense: bool = False
+) -> list[Any]:
+    """Reduce IndexedSlices over all ranks; collective.
+
+    Args:
+        all_slices: IndexedSlices, of the same dense shape on every rank; the number of rows may differ.
+        op: Sum or Average. Average divides by the number of ranks, also for rows that one rank alone touched, so that
+            the result is the average of the dense tensors.
+        names: one name each, for messages.
+        allow_dense: send the dense tensor where that is fewer bytes. The ranks decide together, on the sum of their
+            row counts, each time the operation runs.
+
+    Returns:
+        IndexedSlices with every index once, equal on all ranks.
+
+    Raises:
+        UnsupportedError: another operation.
+    """
+    if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise UnsupportedError(f"IndexedSlices are reduced with hvd.Sum or hvd.Average. Received: {op!r}.")
+    unique = [deduplicate(slices) for slices in all_slices]
+    if not allow_dense:
+        return [_gathered(slices, op, name) for slices, name in zip(unique, names, strict=True)]
+    rows = [tf.shape(slices.indices, tf.int64)[0] for slices in unique]
+    [total] = world.communicator().grouped_allreduce(
+        [tf.stack(rows)], ReduceOp.SUM, Label("row counts of sparse gradients", (", ".join(names),)), 0
+    )
+    results = []
+    for number, (slices, name) in enumerate(zip(unique, names, strict=True)):
+        results.append(_smaller(slices, op, name, total[number]))
+    return results
+
+
+def _smaller(slices: Any, op: ReduceOp, name: str, total_rows: Any) -> Any:
+    """Choose between the two ways. A ring moves the dense tensor twice; a gather moves every rank's rows once."""
+    shape = slices.dense_shape
+    if shape is None:
+        return _gathered(slices, op, name)
+    shape = tf.cast(shape, tf.int64)
+    row_bytes = tf.reduce_prod(shape[1:]) * slices.values.dtype.size
+    gather_bytes = total_rows * (row_bytes + slices.indices.dtype.size)
+    dense_bytes = 2 * shape[0] * row_bytes
+
+    def dense() -> tuple[Any, Any]:
+        whole = tf.math.unsorted_segment_sum(slices.values, slices.indices, shape[0])
+        [reduced] = world.communicator().grouped_allreduce(
+            [whole], op, Label("sparse gradients, densified", (name,)), environment.FUSION_THRESHOLD.read()
+        )
+        return reduced, tf.range(tf.cast(shape[0], slices.indices.dtype), dtype=slices.indices.dtype)
+
+    def gathered() -> tuple[Any, Any]:
+        result = _gathered(slices, op, name)
+        return result.values, result.indices
+
+    values, indices = tf.cond(gather_bytes < dense_bytes, gathered, dense)
+    values.set_shape([None, *slices.values.shape[1:]])
+    indices.set_shape([None])
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _gathered(slices: Any, op: ReduceOp, name: str) -> Any:
+    communicator = world.communicator()
+    values = slices.values
+    if op is ReduceOp.AVERAGE:
+        values = values / tf.cast(communicator.topology.size, values.dtype)
+    # a graph orders stateful operations as they were traced, so the two gathers pair on every rank
+    indices = communicator.allgather(slices.indices, Label("indices of sparse gradients", (name,)))
+    gathered = communicator.allgather(values, Label("rows of sparse gradients", (name,)))
+    return deduplicate(tf.IndexedSlices(gathered, indices, slices.dense_shape))

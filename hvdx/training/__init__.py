@@ -1,0 +1,1 @@
+"""Where gradients become global: the reducer, and the optimizer and tape in front of it."""

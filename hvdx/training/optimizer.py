@@ -1,0 +1,66 @@
+"""`DistributedOptimizer`: the optimizer a user already has, changed in place so that its gradients become global."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from hvdx import keras_api
+from hvdx.comm.reduce_op import ReduceOp
+from hvdx.compression import Codec, Compression
+from hvdx.errors import OptimizerError
+from hvdx.keras_api import Family
+from hvdx.training.hooks import Keras2Hook, Keras3Hook, LegacyHook
+from hvdx.training.loss_scale import make_finite_test_global
+from hvdx.training.reducer import GradientReducer
+from hvdx.training.xla import is_distributed, switch_auto_off
+
+T = TypeVar("T")
+_HOOKS = {Family.KERAS_3: Keras3Hook, Family.KERAS_2: Keras2Hook, Family.LEGACY: LegacyHook}
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: T,
+    op: ReduceOp | str = ReduceOp.AVERAGE,
+    *,
+    fusion_threshold: int | None = None,
+    compression: Codec | Any = Compression.none,
+    sparse_as_dense: bool | str = "auto",
+    missing_gradients: str = "error",
+) -> T:
+    """Make an optimizer reduce its gradients over all ranks before it clips and applies them.
+
+    The object is changed in place and returned: slots, iterations, schedules and references to it stay as they are, and
+    a model saved with it names the plain optimizer. Not collective; each update of the optimizer then is.
+
+    Args:
+        optimizer: an optimizer of Keras 3, tf_keras or Keras 2 (new or legacy), also inside a LossScaleOptimizer.
+        op: how gradients are reduced; hvd.Average (default), Sum, Min, Max or Product.
+        fusion_threshold: largest fusion buffer in bytes; HVDX_FUSION_THRESHOLD (128 MiB) where it is None.
+        compression: hvd.Compression.none (default), fp16 or bf16, or an object with `compress` and `decompress`.
+        sparse_as_dense: whether `tf.IndexedSlices` travel as dense tensors: True, False, or "auto" (default), which
+            takes whichever is fewer bytes.
+        missing_gradients: "error" (default) raises where a gradient is None on some ranks only; "zeros" counts it as
+            zeros.
+
+    Raises:
+        OptimizerError: `optimizer` is no Keras optimizer, or is already wrapped.
+        ConfigurationError: an option has no meaning.
+    """
+    inner = keras_api.inner_optimizer(optimizer)
+    kind = keras_api.family(inner)
+    if is_distributed(inner):
+        raise OptimizerError(
+            f"This {type(inner).__name__} is already a DistributedOptimizer; wrapped twice it would reduce twice. "
+            "Wrap it once."
+        )
+    reducer = GradientReducer(op, fusion_threshold, compression, sparse_as_dense, missing_gradients)  # type: ignore[arg-type]
+    cls = type(inner)
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    try:
+        inner.__class__ = type(cls)(cls.__name__, (_HOOKS[kind], cls), names)
+    except TypeError as error:
+        raise OptimizerError(f"{cls.__name__} cannot be wrapped: {error}. Received: {optimizer!r}.") from None
+    inner.__dict__.update(hvdx_reducer=reducer, hvdx_reductions=0, hvdx_pending=None)
+    make_finite_test_global()
+    switch_auto_off()
+    return optimizer

@@ -1,0 +1,114 @@
+"""The one place where gradients become global: every way into hvdx is a thin adapter in front of this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from hvdx import environment, world
+from hvdx.comm.communicator import Label
+from hvdx.comm.reduce_op import ReduceOp
+from hvdx.compression import Codec, Compression
+from hvdx.errors import ConfigurationError
+from hvdx.ops.broadcast import variable_name
+from hvdx.ops.convert import to_tensor
+from hvdx.ops.sparse import allreduce_slices
+
+_SAME_BATCH = (
+    "all ranks computed bit-identical gradients in the first step, so they read the SAME batch: this trains like one "
+    "process, N times over. Give each rank its own part of the data with hvd.shard(...)."
+)
+
+
+@dataclass(frozen=True)
+class GradientReducer:
+    """How gradients are reduced.
+
+    Args:
+        op: hvd.Average, Sum, Min, Max or Product.
+        fusion_threshold: largest fusion buffer in bytes; HVDX_FUSION_THRESHOLD where it is None.
+        compression: a codec, for example hvd.Compression.fp16.
+        sparse_as_dense: what happens to IndexedSlices: True sends the dense tensor, False the rows, "auto" whichever
+            is fewer bytes, decided by all ranks together each time.
+        missing_gradients: what happens to a gradient that is None: "error" (None on all ranks stays None, None on some
+            ranks only is an error), or "zeros" (None counts as zeros; the result is then never None).
+
+    Raises:
+        ConfigurationError: an option has no meaning; names it.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    fusion_threshold: int | None = None
+    compression: Codec | Any = Compression.none
+    sparse_as_dense: bool | str = "auto"
+    missing_gradients: str = "error"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "op", ReduceOp.of(self.op))
+        if self.sparse_as_dense not in (True, False, "auto"):
+            raise ConfigurationError(f"sparse_as_dense is True, False or 'auto'. Received: {self.sparse_as_dense!r}.")
+        if self.missing_gradients not in ("error", "zeros"):
+            raise ConfigurationError(f"missing_gradients is 'error' or 'zeros'. Received: {self.missing_gradients!r}.")
+        if not (hasattr(self.compression, "compress") and hasattr(self.compression, "decompress")):
+            raise ConfigurationError(
+                "compression is hvd.Compression.none, fp16 or bf16, or an object with compress and decompress. "
+                f"Received: {self.compression!r}."
+            )
+        threshold = self.fusion_threshold
+        if threshold is not None and (isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 0):
+            raise ConfigurationError(f"fusion_threshold is a number of bytes, 0 or more. Received: {threshold!r}.")
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the gradients reduced over all ranks; collective, eager or in a graph.
+
+        Args:
+            gradients: tensors, IndexedSlices or None, one a variable.
+            variables: the variables they belong to, for their names and shapes.
+
+        Returns:
+            The reduced gradients in the same order: IndexedSlices where they were, unless `sparse_as_dense=True`.
+
+        Raises:
+            GradientError: a gradient is None on some ranks only.
+            MismatchError: the ranks' gradients differ in number, shape or dtype.
+        """
+        communicator = world.communicator()
+        names = [variable_name(variable) for variable in variables]
+        values = [self._filled(grad, variable) for grad, variable in zip(gradients, variables, strict=True)]
+        if communicator.topology.size == 1:
+            return values
+        absent = tuple(name for value, name in zip(values, names, strict=True) if value is None)
+        dense = [index for index, value in enumerate(values) if isinstance(value, tf.Tensor)]
+        sparse = [index for index, value in enumerate(values) if isinstance(value, tf.IndexedSlices)]
+        results: list[Any] = list(values)
+        if dense or absent:
+            label = Label("gradients", tuple(names[index] for index in dense), _SAME_BATCH, absent)
+            for index, value in zip(dense, self._reduce_dense([values[i] for i in dense], label), strict=True):
+                results[index] = value
+        if sparse:
+            slices = [values[index] for index in sparse]
+            reduced = allreduce_slices(slices, self.op, [names[i] for i in sparse], self.sparse_as_dense == "auto")
+            for index, value in zip(sparse, reduced, strict=True):
+                results[index] = value
+        return results
+
+    def _filled(self, gradient: Any, variable: Any) -> Any:
+        if gradient is None:
+            return tf.zeros_like(to_tensor(variable)) if self.missing_gradients == "zeros" else None
+        if isinstance(gradient, tf.IndexedSlices):
+            by_rows = self.op in (ReduceOp.SUM, ReduceOp.AVERAGE) and self.sparse_as_dense is not True
+            return gradient if by_rows else tf.convert_to_tensor(gradient)
+        return gradient
+
+    def _reduce_dense(self, values: list[Any], label: Label) -> list[Any]:
+        threshold = environment.FUSION_THRESHOLD.read() if self.fusion_threshold is None else self.fusion_threshold
+        compressed, contexts = [], []
+        for value in values:
+            packed, context = self.compression.compress(value)
+            compressed.append(packed)
+            contexts.append(context)
+        reduced = world.communicator().grouped_allreduce(compressed, self.op, label, threshold)
+        return [self.compression.decompress(value, ctx) for value, ctx in zip(reduced, contexts, strict=True)]

@@ -1,0 +1,1 @@
+"""Keras callbacks for training on several ranks; also reachable as `hvdx.callbacks`. One callback a file."""
