@@ -19,11 +19,12 @@ class Family(Enum):
 
 @dataclass(frozen=True)
 class Launcher:
-    """An mpirun: its path, family and major version (None where it does not say)."""
+    """An mpirun: its path, family and major version (None where it does not say), and whether it is Intel's."""
 
     path: str
     family: Family
     major: int | None
+    intel: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ def launcher_from(path: str, version_text: str) -> Launcher | None:
     if re.search(r"Open ?MPI|OpenRTE|PRRTE|Spectrum MPI", version_text):
         return Launcher(path, Family.OPEN_MPI, _major(r"(?:Open MPI\)|OpenRTE\)|PRRTE\)?)\s+(\d+)\.", version_text))
     if re.search(r"HYDRA|Intel\(R\) MPI", version_text):
-        return Launcher(path, Family.HYDRA, _major(r"Version:?\s+(\d+)\.", version_text))
+        major = _major(r"Version:?\s+(\d+)\.", version_text)
+        return Launcher(path, Family.HYDRA, major, intel="Intel(R) MPI" in version_text)
     return None
 
 

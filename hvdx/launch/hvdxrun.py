@@ -118,7 +118,8 @@ def _find_command(args: argparse.Namespace, path: str) -> list[str]:
     elif Path(program).exists():
         hint = f"the file is there but not executable; for a Python program write: python {program}"
     elif args.hosts is not None:
-        hint = f"there is no such program; if it is a host, join the hosts by commas: -H {args.hosts.rstrip(',')},{program}"
+        joined = f"{args.hosts.rstrip(',')},{program}"
+        hint = f"there is no such program; if it is a host, join the hosts by commas: -H {joined}"
     elif program.startswith("-"):
         hint = "it is no option of hvdxrun (hvdxrun -h lists them)"
     else:
@@ -195,13 +196,20 @@ def find_launcher(command: Sequence[str], environ: Mapping[str, str]) -> Launche
     return choose(probe.launchers(environ, [python, sys.executable]), library, python)
 
 
+def _with_folder(path: str, launcher: str) -> str:
+    # Some launchers are scripts that look for their own parts on PATH.
+    folder = str(Path(launcher).parent)
+    return path if folder in path.split(os.pathsep) else path + os.pathsep + folder
+
+
 def _start(args: argparse.Namespace) -> int:
     environ = dict(os.environ)
     plan = make_plan(args, environ)
     launcher = find_launcher(plan.command[plan.command.index("--") + 1 :], environ)
     way = _WAYS[launcher.family]
     added = way.environment(plan, environ)
-    line = way.command(plan, launcher.path)
+    environ["PATH"] = _with_folder(environ.get("PATH", os.defpath), launcher.path)
+    line = way.command(plan, launcher)
     if args.verbose or args.dry_run:
         changed = added | {name: environ[name] for name in environ if os.environ.get(name) != environ[name]}
         shown = shlex.join(["env", *(f"{name}={value}" for name, value in sorted(changed.items())), *line])

@@ -1,10 +1,11 @@
-"""Starting ranks with hydra, the launcher of MPICH, MVAPICH and Intel MPI; pure functions and a filter for its banner."""
+"""Starting ranks with hydra, the launcher of MPICH, MVAPICH and Intel MPI; pure functions and a filter."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
+from hvdx.launch.families import Launcher
 from hvdx.launch.plan import Plan
 
 _BANNER = re.compile(
@@ -14,24 +15,21 @@ _BANNER = re.compile(
 )
 
 
-def command(plan: Plan, mpirun: str) -> list[str]:
-    """Return the command line that starts the plan's ranks.
-
-    The hosts stand as `-n 2 -host a ... : -n 2 -host b ...`, the one form with a number of ranks per host that MPICH and
-    Intel MPI share.
-    """
-    line = [mpirun]
+def command(plan: Plan, launcher: Launcher) -> list[str]:
+    """Return the command line that starts the plan's ranks."""
+    line = [launcher.path]
     if plan.interfaces:
         line += ["-iface", plan.interfaces[0]]
-    if plan.remote and plan.hosts:
-        line += ["-launcher", "ssh"]
+    # Hydra would ask ssh for a host of any other name than its own; ranks of this host need neither.
     if not plan.remote or not plan.hosts:
-        # Hydra would ask ssh for a host of any other name than its own; ranks of this host need none.
         return [*line, "-n", str(plan.np), *plan.command]
-    for position, host in enumerate(plan.hosts):
-        line += [":"] if position else []
-        line += ["-n", str(host.slots), "-host", host.name, *plan.command]
-    return line
+    line += ["-launcher", "ssh"]
+    if launcher.intel:
+        # Intel MPI takes no numbers in its list of hosts, and MPICH no second list.
+        parts = (["-n", str(host.slots), "-host", host.name, *plan.command, ":"] for host in plan.hosts)
+        return [*line, *[word for part in parts for word in part][:-1]]
+    hosts = ",".join(f"{host.name}:{host.slots}" for host in plan.hosts)
+    return [*line, "-hosts", hosts, "-n", str(plan.np), *plan.command]
 
 
 def environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
@@ -48,6 +46,7 @@ class Filter:
 
     def __init__(self) -> None:
         self.held: list[str] = []
+        self.followers: set[int] = set()
 
     def feed(self, line: str) -> list[str]:
         """Take a line that hydra itself printed; return the lines to show now."""

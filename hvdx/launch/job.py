@@ -1,113 +1,27 @@
-"""Running MPI's launcher: passes on the ranks' output, ends everything on a signal, and says which rank failed first."""
+"""Running MPI's launcher: passes on output, ends everything on a signal, says which rank failed first."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
-import re
 import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import FrameType
-from typing import IO, Protocol
+from typing import IO
 
 from hvdx.launch.lines import LineBuffer, write_all
+from hvdx.launch.report import Filter, Report
 
-_FAILURE = re.compile(
-    r"\[hvdxrun\] rank (\d+) on (\S+) ((?:exited with code (\d+))|(?:was ended by signal (\d+) \(\w+\)))\s*$"
-)
-_HOST_NOTE = re.compile(r"\[hvdxrun\] (\S+): (.*)")
-_TAGGED = re.compile(r"\[(\d+)\] ?")
-_TAIL = 80
 _QUIET = 0.3
+_DRAIN = 2.0
 # After a failure or a signal: MPI's launcher gets this long to end the other ranks, then it is ended itself, and with
 # it every rank, since each is tied to its parent.
 _PATIENCE = 6.0
-
-
-class Filter(Protocol):
-    """What a way of starting ranks knows about the lines its launcher prints."""
-
-    held: list[str]
-
-    def feed(self, line: str) -> list[str]: ...
-
-    def finish(self) -> list[str]: ...
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The first rank that failed."""
-
-    rank: int
-    host: str
-    words: str
-    code: int
-
-
-def parse_failure(line: str) -> Failure | None:
-    """Read the line by which the process beside a rank tells how it ended."""
-    match = _FAILURE.match(line)
-    if match is None:
-        return None
-    code = int(match[4]) if match[4] is not None else 128 + int(match[5])
-    return Failure(int(match[1]), match[2], match[3], code)
-
-
-class ErrorLines:
-    """What arrives on the launcher's stderr: keeps the first failure, each rank's tail, and drops the banner."""
-
-    def __init__(self, banner: Filter) -> None:
-        self.failure: Failure | None = None
-        self._banner = banner
-        self._tails: dict[int, deque[str]] = defaultdict(lambda: deque(maxlen=_TAIL))
-        self._since: dict[int, int] = defaultdict(int)
-        self._notes: set[str] = set()
-
-    def feed(self, line: str) -> list[str]:
-        """Take a line; return the lines to show."""
-        if failure := parse_failure(line):
-            self.failure = self.failure or failure
-            return []
-        if note := _HOST_NOTE.match(line):
-            # The same for every host is said once.
-            fresh = note[2] not in self._notes
-            self._notes.add(note[2])
-            return [line] if fresh else []
-        if tagged := _TAGGED.match(line):
-            self._note_rank(int(tagged[1]), line)
-            return [line]
-        return self._banner.feed(line)
-
-    def saw_output(self, rank: int) -> None:
-        """Count a line of a rank's stdout, so that a traceback which it pushed up is shown again."""
-        for other in self._since:
-            if other != rank:
-                self._since[other] += 1
-
-    def _note_rank(self, rank: int, line: str) -> None:
-        self._tails[rank].append(line)
-        self.saw_output(rank)
-        self._since[rank] = 0
-
-    def closing(self, np: int, code: int, stopped: bool) -> list[str]:
-        """Return the last lines: the launcher's own words where no rank has reported, and the first failure."""
-        lines = self._banner.finish()
-        failure = self.failure
-        if failure is None:
-            return lines + (self._banner.held if code != 0 and not stopped else [])
-        tail = list(self._tails[failure.rank])
-        starts = [number for number, line in enumerate(tail) if "Traceback (most recent call last)" in line]
-        if self._since[failure.rank] and starts:
-            lines += [f"[hvdxrun] rank {failure.rank} failed first; its traceback again:\n", *tail[starts[-1] :]]
-        others = "; the others were ended" if np > 1 else ""
-        return [*lines, f"[hvdxrun] rank {failure.rank} on {failure.host} {failure.words}{others}\n"]
 
 
 class _Stopper:
@@ -152,7 +66,7 @@ def _tie_to_parent() -> None:
 
 
 def run(line: Sequence[str], environ: Mapping[str, str], np: int, banner: Filter) -> int:
-    """Run MPI's launcher to its end; return the exit code of the first failure (128 + signal where a signal ended it)."""
+    """Run MPI's launcher to its end; return the exit code of the first failure (128 + number for a signal)."""
     interactive = sys.stdin is None or sys.stdin.closed or sys.stdin.isatty()
     process = subprocess.Popen(
         list(line), env=dict(environ), stdin=subprocess.DEVNULL if interactive else None, stdout=subprocess.PIPE,
@@ -164,9 +78,9 @@ def run(line: Sequence[str], environ: Mapping[str, str], np: int, banner: Filter
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) is not signal.SIG_IGN
     }
-    errors = ErrorLines(banner)
+    report = Report(banner)
     try:
-        _pump(process, errors, stopper)
+        _pump(process, report, stopper)
         code = process.wait()
     finally:
         if process.poll() is None:
@@ -175,51 +89,68 @@ def run(line: Sequence[str], environ: Mapping[str, str], np: int, banner: Filter
         for number, handler in previous.items():
             signal.signal(number, handler)
     code = 128 - code if code < 0 else code
-    stopped = stopper.received is not None
-    if not stopped or errors.failure is not None:
-        write_all(2, "".join(errors.closing(np, code, stopped)).encode())
-    if errors.failure is not None:
-        return errors.failure.code
+    _write(2, report.closing(np, quiet=code == 0 or stopper.received is not None))
+    if report.failure is not None:
+        return report.failure.code
     return code if stopper.received is None else 128 + stopper.received
 
 
-def _pump(process: subprocess.Popen[bytes], errors: ErrorLines, stopper: _Stopper) -> None:
+class _Output:
+    """One output of MPI's launcher, shown line by line as the report says."""
+
+    def __init__(self, source: IO[bytes], target: int, report: Report) -> None:
+        self.source = source
+        self._target = target
+        self._report = report
+        self._buffer = LineBuffer()
+        self._inside_line = False
+
+    def pump(self) -> bool:
+        data = os.read(self.source.fileno(), 65536)
+        self._show(self._buffer.feed(data))
+        return bool(data)
+
+    def flush(self, end_line: bool = False) -> None:
+        self._show(self._buffer.flush(end_line))
+
+    def _show(self, data: bytes) -> None:
+        shown: list[str] = []
+        for line in data.splitlines(keepends=True):
+            text = line.decode(errors="surrogateescape")
+            # The rest of a line whose beginning is already shown has no tag of its own.
+            shown += [text] if self._inside_line else self._report.feed(text, errors=self._target == 2)
+            self._inside_line = not line.endswith((b"\n", b"\r"))
+        _write(self._target, shown)
+
+
+def _write(target: int, lines: Sequence[str]) -> None:
+    write_all(target, "".join(lines).encode(errors="surrogateescape"))
+
+
+def _pump(process: subprocess.Popen[bytes], report: Report, stopper: _Stopper) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
-    buffers: dict[IO[bytes], LineBuffer] = {process.stdout: LineBuffer(), process.stderr: LineBuffer()}
-
-    def show(stream: IO[bytes], data: bytes) -> None:
-        if stream is process.stderr:
-            text = data.decode(errors="surrogateescape")
-            shown = [out for line in text.splitlines(keepends=True) for out in errors.feed(line)]
-            write_all(2, "".join(shown).encode(errors="surrogateescape"))
-        else:
-            for rank in {int(match) for match in re.findall(rb"^\[(\d+)\] ", data, re.MULTILINE)}:
-                errors.saw_output(rank)
-            write_all(1, data)
-
+    outputs = (_Output(process.stdout, 1, report), _Output(process.stderr, 2, report))
+    ended_by: float | None = None
     with selectors.DefaultSelector() as selector:
-        for stream in buffers:
-            selector.register(stream, selectors.EVENT_READ)
-        ended_by: float | None = None
+        for output in outputs:
+            selector.register(output.source, selectors.EVENT_READ, output)
         while selector.get_map():
             ready = selector.select(_QUIET)
             for key, _ in ready:
-                stream = key.fileobj  # type: ignore[assignment]
-                data = os.read(key.fd, 65536)
-                show(stream, buffers[stream].feed(data))
-                if not data:
-                    selector.unregister(stream)
+                if not key.data.pump():
+                    selector.unregister(key.fileobj)
             if not ready:
-                show(process.stdout, buffers[process.stdout].flush())
-            if errors.failure is not None:
+                for output in outputs:
+                    output.flush()
+            if report.failure is not None:
                 stopper.expect_end(_PATIENCE)
             stopper.check()
             if process.poll() is not None:
                 # A process that outlives the launcher may hold the pipes open.
-                ended_by = ended_by or time.monotonic() + 2.0
+                ended_by = ended_by or time.monotonic() + _DRAIN
                 if time.monotonic() > ended_by:
                     break
-    for stream, buffer in buffers.items():
-        show(stream, buffer.flush(end_line=True))
-        stream.close()
+    for output in outputs:
+        output.flush(end_line=True)
+        output.source.close()

@@ -5,18 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from hvdx.launch.families import Launcher
 from hvdx.launch.plan import Plan
 
 _RULE = re.compile(r"-{40,}\s*")
 _ENDED = re.compile(
-    r"(prterun|mpirun|mpiexec|Primary job) .*(non-zero status|noticed that process rank|terminated normally, but)"
+    r"(prterun\S*|mpirun\S*|mpiexec\S*|orterun|Primary job) .*"
+    r"(non-zero status|noticed that process rank|exited due to process rank|terminated normally, but)"
 )
+# An MPI call that failed in a rank, mostly since its peer is gone: Open MPI names the rank behind the comma.
+_FATAL = re.compile(r"\[[^\]]+:\d+\] \*\*\* ")
+_FATAL_RANK = re.compile(r".*reported by process \[\d+,(\d+)\]")
 _STRAY = re.compile(r"Abort is in progress|\s*$")
 
 
-def command(plan: Plan, mpirun: str) -> list[str]:
+def command(plan: Plan, launcher: Launcher) -> list[str]:
     """Return the command line that starts the plan's ranks."""
-    line = [mpirun, "-np", str(plan.np)]
+    line = [launcher.path, "-np", str(plan.np)]
     if plan.root:
         line.append("--allow-run-as-root")
     # Binding would put all threads of a rank on one core; more ranks than cores is the user's choice.
@@ -58,6 +63,7 @@ class Filter:
 
     def __init__(self) -> None:
         self.held: list[str] = []
+        self.followers: set[int] = set()
         self._block: list[str] = []
 
     def feed(self, line: str) -> list[str]:
@@ -68,7 +74,9 @@ class Filter:
         if self._block:
             self._block.append(line)
             return []
-        if _STRAY.match(line):
+        if match := _FATAL_RANK.match(line):
+            self.followers.add(int(match[1]))
+        if _STRAY.match(line) or _FATAL.match(line):
             self.held.append(line)
             return []
         return [line]

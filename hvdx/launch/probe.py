@@ -1,4 +1,4 @@
-"""Asking this machine, each time in a short process with a time limit: which mpirun, which MPI library, which Python."""
+"""Asking this machine, in short processes with a time limit: which mpirun, which MPI library, which Python."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def launchers(environ: Mapping[str, str], pythons: Sequence[str]) -> list[Launch
     for path in paths:
         if path is None or not os.access(path, os.X_OK) or any(path == other.path for other in found):
             continue
-        _, output, errors = run([path, "--version"], environ)
+        search = environ.get("PATH", os.defpath) + os.pathsep + str(Path(path).parent)
+        _, output, errors = run([path, "--version"], {**environ, "PATH": search})
         launcher = launcher_from(path, output + errors)
         if launcher is not None:
             found.append(launcher)
@@ -58,7 +59,7 @@ def launchers(environ: Mapping[str, str], pythons: Sequence[str]) -> list[Launch
 
 
 def ask_python(python: str, environ: Mapping[str, str]) -> tuple[str, Library | None]:
-    """Return the path this Python gives itself, and the MPI library that its mpi4py loads (None: none, or no answer)."""
+    """Return the path this Python gives itself, and the MPI library its mpi4py loads (None: none, or no answer)."""
     clean = {name: value for name, value in environ.items() if not name.startswith(("PMI_", "PMIX_", "OMPI_COMM_"))}
     _, output, _ = run([python, "-c", _ASK_PYTHON], clean)
     executable, _, version = output.partition("\n")

@@ -18,9 +18,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-if __package__:
+if TYPE_CHECKING or __package__:
     from hvdx.launch.lines import LineBuffer, write_all
     from hvdx.launch.threads import cores_of_this_host, describe, divide
 else:

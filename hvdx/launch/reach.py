@@ -71,5 +71,6 @@ def _problem(name: str, python: str, arguments: Sequence[str], environ: Mapping[
             f"Host {name} has no {python}. Install the same environment at the same path there "
             f"(or share the file system), as on {os.uname().nodename}."
         )
-    words = (errors.strip() or output.strip() or "ssh gave no reason").splitlines()[-1].strip()
-    return f"Host {name} cannot be reached by ssh: {words}. This must work without a question: {shlex.join(test[:-1])} true"
+    words = (errors.strip() or output.strip() or "ssh gave no reason").splitlines()[-1].strip().rstrip(".")
+    attempt = shlex.join([*test[:-1], "true"])
+    return f"Host {name} cannot be reached by ssh: {words}. This must work without a question: {attempt}"
