@@ -95,6 +95,10 @@ choose_cmake() {
     fi
 }
 
+has_nccl_library() {
+    compgen -G "$1/lib*/libnccl*" >/dev/null || compgen -G "$1/lib/*-linux-gnu/libnccl*" >/dev/null
+}
+
 # NCCL is built in when TensorFlow has CUDA, nvcc runs, and header and library of NCCL are found.
 choose_gpu() {
     local home nvcc
@@ -109,10 +113,9 @@ choose_gpu() {
         return
     fi
     for home in "${HOROVOD_NCCL_HOME:-}" "${CUDA_HOME:-}" /usr/local/cuda /usr/local /usr "${fact[site_packages]}/nvidia/nccl"; do
-        if [[ -n $home && -e $home/include/nccl.h ]] && compgen -G "$home/lib*/libnccl*" >/dev/null ||
-            [[ -n $home && -e $home/include/nccl.h ]] && compgen -G "$home/lib/*-linux-gnu/libnccl*" >/dev/null; then
+        if [[ -e $home/include/nccl.h ]] && has_nccl_library "$home"; then
             nccl_home=$home
-            gpu="NCCL $(sed -n 's/^#define NCCL_VERSION_CODE *//p' "$home/include/nccl.h")"
+            gpu="NCCL $(sed -n 's/^#define NCCL_VERSION_CODE *\([0-9]*\).*/\1/p' "$home/include/nccl.h")"
             gpu+=", nvcc $("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
             gpu_reason="NCCL of $home"
             return
