@@ -58,6 +58,9 @@ parse_options() {
     done
     [[ $jobs =~ ^[1-9][0-9]*$ ]] || fail "--jobs needs a number above 0, not '$jobs'"
     command -v "$python" >/dev/null || fail "there is no Python at '$python': activate an environment or use --python"
+    python=$(command -v "$python")
+    # The build runs in another folder. Links stay as they are: an environment's Python is known by its own path.
+    [[ $python == /* ]] || python=$PWD/$python
 }
 
 # Reads what the environment's own Python says of itself into the array `fact`.
