@@ -10,7 +10,7 @@ import numpy as np
 
 from hvdx import environment
 from hvdx.comm.signature import Signature, agrees, header, mismatch, words
-from hvdx.errors import HvdxError
+from hvdx.errors import CollectiveError, HvdxError, StallError
 
 Exchange = Callable[[np.ndarray, "Waiting"], np.ndarray]
 """Takes this rank's row (1-d) and who waits for what; returns all ranks' rows (ranks x length)."""
@@ -87,7 +87,7 @@ class Agreement:
             MismatchError: the ranks called different things; raised on every rank.
             StallError: a rank did not come in time.
         """
-        if self.error is not None:
+        if isinstance(self.error, StallError | CollectiveError):
             raise type(self.error)(f"A collective has failed before, so no other can run: {self.error}")
         limit = environment.TIMEOUT.read() if limit is None else limit
         self._sequence += 1

@@ -133,12 +133,12 @@ class HostCommunicator(Communicator):
         parts.reshape(-1)[: values.size] = values
         received = np.empty_like(parts)
         self._alltoall(parts.view(np.uint8), received.view(np.uint8))
-        total = received[0].astype(np.float32)
-        for row in received[1:]:
-            total += row.astype(np.float32)
-        if op is ReduceOp.AVERAGE:
-            total /= size
+        # An average divides before it adds: even 32 bits cannot hold a sum of bfloat16's largest numbers.
+        scale = np.float32(1.0 / size if op is ReduceOp.AVERAGE else 1.0)
+        total = np.zeros(share, np.float32)
         with np.errstate(over="ignore"):
+            for row in received:
+                total += row.astype(np.float32) * scale
             mine = total.astype(values.dtype)
         self._gather(mine.view(np.uint8), [mine.nbytes] * size, parts.reshape(-1).view(np.uint8))
         values[:] = parts.reshape(-1)[: values.size]
@@ -149,7 +149,7 @@ class HostCommunicator(Communicator):
         numpy_dtype(tensor)
 
         def exchange(array: np.ndarray) -> list[np.ndarray]:
-            array = np.ascontiguousarray(array)
+            array = np.asarray(array, order="C")
             spec = TensorSpec(label.name(0), (-1, *array.shape[1:]), array.dtype.name)
             row = prod(array.shape[1:]) * array.dtype.itemsize
             with self._agreement.lock:

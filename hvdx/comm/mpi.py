@@ -137,7 +137,7 @@ class MpiCommunicator(HostCommunicator):
         self._check_rank(destination, "destination")
 
         def run(array: np.ndarray) -> list[np.ndarray]:
-            self._point_to_point.send(np.ascontiguousarray(array), destination, tag)
+            self._point_to_point.send(np.asarray(array, order="C"), destination, tag)
             return [np.zeros((), np.int8)]
 
         if tf.executing_eagerly():

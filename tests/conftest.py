@@ -1,0 +1,87 @@
+"""What all tests share: the world is joined once per launch, and tests are chosen by the number of ranks."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+NP = int(os.environ.get("HVDX_TEST_NP", "1"))
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("HVDX_TIMEOUT", "60")
+
+import hvdx as hvd  # noqa: E402
+
+if NP > 1:
+    hvd.init()  # before anything else of TensorFlow: the tensorflow communicator starts its servers here
+
+
+def pytest_report_header() -> list[str]:
+    """Say who takes part."""
+    import tensorflow as tf
+
+    lines = [f"tensorflow {tf.__version__}, {NP} rank(s), communicator {os.environ.get('HVDX_COMM', 'auto')}"]
+    if os.environ.get("HVDX_COMM", "mpi") == "mpi" and NP > 1:
+        from mpi4py import MPI
+
+        lines.append(f"{MPI.Get_library_version().splitlines()[0]}, rank {hvd.rank()} of {hvd.size()}")
+    return lines
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests for this number of ranks: `np(2, 3)` adds runs under MPI; `plain=False` leaves out the plain run."""
+    kept, dropped = [], []
+    for item in items:
+        marker = item.get_closest_marker("np")
+        if NP == 1:
+            wanted = marker is None or marker.kwargs.get("plain", True)
+        else:
+            wanted = marker is not None and NP in marker.args
+        comms = marker.kwargs.get("comm") if marker is not None else None
+        if wanted and NP > 1 and comms is not None and os.environ.get("HVDX_COMM", "mpi") not in comms:
+            wanted = False
+        (kept if wanted else dropped).append(item)
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = kept
+
+
+@pytest.fixture
+def world() -> Iterator[Any]:
+    """The initialized module; in the plain run, a world of one rank."""
+    was = hvd.is_initialized()
+    if not was:
+        hvd.init("single")
+    yield hvd
+    if not was:
+        hvd.shutdown()
+
+
+def installed_kerases() -> list[str]:
+    """Return which of keras3, tf_keras and keras2 can be imported here."""
+    found = []
+    try:
+        found.append("keras3" if importlib.import_module("keras").__version__ >= "3" else "keras2")
+    except ImportError:
+        pass
+    try:
+        importlib.import_module("tf_keras")
+        found.append("tf_keras")
+    except ImportError:
+        pass
+    return found
+
+
+def load_keras(name: str) -> Any:
+    """Return the module of a Keras named as `installed_kerases` does."""
+    return importlib.import_module("tf_keras" if name == "tf_keras" else "keras")
+
+
+@pytest.fixture(params=installed_kerases())
+def keras(request: pytest.FixtureRequest, world: Any) -> Any:
+    """Each installed Keras in turn, with the seed set."""
+    module = load_keras(request.param)
+    module.utils.set_random_seed(1)
+    return module
