@@ -16,7 +16,6 @@ from hvdx.errors import LaunchError
 from hvdx.launch import probe
 from hvdx.launch.families import choose
 from hvdx.launch.threads import cores_of_this_host
-from hvdx.version import __version__
 
 _IMPORT_LIMIT = 120.0
 _START_LIMIT = 60.0
@@ -42,7 +41,8 @@ class Check:
 _VERSION = "import json, {0} as m; print(json.dumps(m.__version__))"
 _HOROVOD = """
 import json, horovod, horovod.tensorflow as h
-print(json.dumps([horovod.__version__, [n for n, b in (("MPI", h.mpi_built), ("Gloo", h.gloo_built), ("NCCL", h.nccl_built)) if b()]]))
+built = {"MPI": h.mpi_built, "Gloo": h.gloo_built, "NCCL": h.nccl_built}
+print(json.dumps([horovod.__version__, [name for name, ask in built.items() if ask()]]))
 """
 _GPUS = """
 import json, tensorflow as tf
@@ -143,7 +143,6 @@ def report(environ: Mapping[str, str] | None = None) -> list[Check]:
         answers = [future.result() for future in [pool.submit(question) for question in asked]]
     checks = [
         Check("python", State.FINE, f"{sys.version.split()[0]}, {sys.executable}"),
-        Check("hvdx files", State.FINE, __version__),
         Check("cores", State.FINE, str(cores_of_this_host())),
     ]
     for answer in answers:

@@ -8,7 +8,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
@@ -67,9 +66,8 @@ def _tie_to_parent() -> None:
 
 def run(line: Sequence[str], environ: Mapping[str, str], np: int, banner: Filter) -> int:
     """Run MPI's launcher to its end; return the exit code of the first failure (128 + number for a signal)."""
-    interactive = sys.stdin is None or sys.stdin.closed or sys.stdin.isatty()
     process = subprocess.Popen(
-        list(line), env=dict(environ), stdin=subprocess.DEVNULL if interactive else None, stdout=subprocess.PIPE,
+        list(line), env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, start_new_session=True, preexec_fn=_tie_to_parent, bufsize=0,
     )  # fmt: skip
     stopper = _Stopper(process)

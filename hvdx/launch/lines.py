@@ -59,6 +59,17 @@ def _split_lines(text: bytes) -> list[bytes]:
     return text.splitlines(keepends=True)
 
 
+def atomic_pieces(data: bytes, limit: int = select.PIPE_BUF) -> list[bytes]:
+    """Cut text into pieces of whole lines that a pipe takes in one go; a longer line is a piece of its own."""
+    pieces: list[bytes] = []
+    for line in _split_lines(data):
+        if pieces and len(pieces[-1]) + len(line) <= limit:
+            pieces[-1] += line
+        else:
+            pieces.append(line)
+    return pieces
+
+
 def write_all(target: int, data: bytes, patience: float = 10.0) -> bool:
     """Write every byte to a file descriptor; False when nobody reads it any more."""
     view = memoryview(data)

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING or __package__:
-    from hvdx.launch.lines import LineBuffer, write_all
+    from hvdx.launch.lines import LineBuffer, atomic_pieces, write_all
     from hvdx.launch.threads import cores_of_this_host, describe, divide
 else:
-    from lines import LineBuffer, write_all
+    from lines import LineBuffer, atomic_pieces, write_all
     from threads import cores_of_this_host, describe, divide
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -59,11 +59,17 @@ class _Stream:
             return False
         if self._file is not None:
             write_all(self._file, data)
-        write_all(self._target, self._buffer.feed(data))
+        self._write(self._buffer.feed(data))
         return bool(data)
 
     def flush(self, end_line: bool = False) -> None:
-        write_all(self._target, self._buffer.flush(end_line))
+        self._write(self._buffer.flush(end_line))
+
+    def _write(self, data: bytes) -> None:
+        # Whole lines that go into the pipe at once also come out of it at once, so MPI's launcher cannot mix the
+        # lines of two ranks.
+        for piece in atomic_pieces(data):
+            write_all(self._target, piece)
 
 
 class Child:
@@ -111,6 +117,8 @@ def _become(
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(127)
+    # Open MPI 5 never closes a rank's input (seen with 5.0.11: `mpirun cat` hangs), so ranks have none.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(outputs[0], 1)
     os.dup2(outputs[1], 2)
     signal.set_wakeup_fd(-1)
