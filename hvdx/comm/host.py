@@ -7,7 +7,6 @@ fusion buffers, exchanged in place, and TensorFlow gets views of the result, aga
 from __future__ import annotations
 
 import abc
-import zlib
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -20,12 +19,11 @@ from hvdx.comm.agreement import Agreement, Waiting
 from hvdx.comm.buffers import BufferPool
 from hvdx.comm.communicator import Communicator, Label
 from hvdx.comm.dtypes import numpy_dtype
+from hvdx.comm.first_batch import fingerprint, warn_if_equal
 from hvdx.comm.reduce_op import ReduceOp, is_half, require_reducible
 from hvdx.comm.signature import Signature, TensorSpec
 from hvdx.errors import ConfigurationError
 from hvdx.logs import log
-
-_FINGERPRINT_BYTES = 1 << 20
 
 
 class HostCommunicator(Communicator):
@@ -76,12 +74,11 @@ class HostCommunicator(Communicator):
         self, arrays: list[np.ndarray], op: ReduceOp, label: Label, threshold: int, watch: list[bool]
     ) -> list[np.ndarray]:
         signature, plan = self._plan(arrays, op, label, threshold)
-        fingerprint = _fingerprint(arrays) if watch[0] else 0
-        headers = self._agreement.agree(signature, fingerprint)
+        mark = fingerprint(arrays) if watch[0] else 0
+        headers = self._agreement.agree(signature, mark)
         if watch[0]:
             watch[0] = False
-            if fingerprint and (headers[:, 2] == fingerprint).all():
-                _warn_once(label.warn_if_equal)
+            warn_if_equal(mark, headers[:, 2], label.warn_if_equal)
         buffers = []
         for bucket in plan.buckets:
             buffer = self._pool.take(bucket.nbytes)
@@ -249,21 +246,3 @@ def as_array(tensor: Any) -> np.ndarray:
 
 def _specs(arrays: Sequence[np.ndarray], label: Label) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(label.name(i), a.shape, a.dtype.name) for i, a in enumerate(arrays))
-
-
-def _fingerprint(arrays: Sequence[np.ndarray]) -> int:
-    """Return a number that is equal where the arrays' bits are, or 0 where they are all zero."""
-    crc, seen, any_set = 0, 0, False
-    for array in arrays:
-        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)[: max(0, _FINGERPRINT_BYTES - seen)]
-        crc, seen, any_set = zlib.crc32(raw, crc), seen + raw.nbytes, any_set or bool(raw.any())
-    return crc + 1 if any_set else 0
-
-
-_warned: set[str] = set()
-
-
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        log.warning("%s", message)
