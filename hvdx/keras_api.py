@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from hvdx.errors import OptimizerError
+from hvdx.errors import OptimizerError, UnsupportedError
 
 
 class Family(enum.Enum):
@@ -91,12 +91,15 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 def model_family(model: Any) -> str | None:
     """Return "keras 3", "keras 2" or None, for a model of Keras 3, of tf_keras or Keras 2, or something else."""
-    for name in base_names(model):
-        if name in {"keras.src.models.model.Model", "keras.src.trainers.trainer.Trainer"}:
-            return "keras 3"
-        if name in {"tf_keras.src.engine.training.Model", "keras.src.engine.training.Model"}:
-            return "keras 2"
-    return None
+    return next((_MODEL_BASES[name] for name in base_names(model) if name in _MODEL_BASES), None)
+
+
+_MODEL_BASES = {
+    "keras.src.models.model.Model": "keras 3",
+    "keras.src.trainers.trainer.Trainer": "keras 3",
+    "tf_keras.src.engine.training.Model": "keras 2",
+    "keras.src.engine.training.Model": "keras 2",
+}
 
 
 def loss_scale_class_of_keras_3() -> Any:
@@ -110,3 +113,206 @@ def trainer_class_of_keras_3() -> Any:
     """Return Keras 3's Trainer class where Keras 3 has been imported, else None."""
     module = sys.modules.get("keras.src.trainers.trainer")
     return getattr(module, "Trainer", None)
+
+
+# -- optimizers: their state ---------------------------------------------------------------------------------------
+
+
+def is_optimizer(value: Any) -> bool:
+    """Return whether it is an optimizer of any Keras."""
+    return any(name in _BASES for name in base_names(value))
+
+
+def optimizers(model: Any) -> list[Any]:
+    """Return the model's optimizer and others that it keeps as attributes, each once."""
+    found = [getattr(model, "optimizer", None), *vars(model).values()]
+    unique = {id(value): value for value in found if value is not None and is_optimizer_like(value)}
+    inner = {id(value.inner_optimizer) for value in unique.values() if is_loss_scale_optimizer(value)}
+    return [value for key, value in unique.items() if key not in inner]
+
+
+def is_optimizer_like(value: Any) -> bool:
+    """Return whether it is an optimizer or a LossScaleOptimizer of any Keras."""
+    return is_optimizer(value) or is_loss_scale_optimizer(value)
+
+
+def optimizer_is_built(optimizer: Any) -> bool:
+    """Return whether the optimizer has its slots."""
+    inner = inner_optimizer(optimizer)
+    kind = family(inner)
+    if kind is Family.KERAS_3:
+        return bool(optimizer.built)
+    return bool(inner._hypers_created if kind is Family.LEGACY else getattr(inner, "_built", False))
+
+
+def build_optimizer(optimizer: Any, variables: Any) -> None:
+    """Create the optimizer's slots for these variables, unless it has them."""
+    inner = inner_optimizer(optimizer)
+    kind = family(inner)
+    if kind is Family.LEGACY:
+        inner._create_all_weights(list(variables))
+    elif not optimizer_is_built(optimizer):
+        (optimizer if kind is Family.KERAS_3 else inner).build(list(variables))
+
+
+def optimizer_variables(optimizer: Any) -> list[Any]:
+    """Return everything an optimizer changes as it goes: iterations, slots, learning rate, state of loss scaling."""
+    inner = inner_optimizer(optimizer)
+    kind = family(inner)
+    if kind is Family.KERAS_3:
+        found = list(optimizer.variables)
+    else:
+        found = list(inner.weights if kind is Family.LEGACY else inner.variables)
+        if learning_rate_is_number(optimizer):
+            found.append(inner.learning_rate)
+        scale = getattr(optimizer, "_loss_scale", None)
+        found += [getattr(scale, name) for name in ("current_loss_scale", "counter") if hasattr(scale, name)]
+    return list({id(variable): variable for variable in found}.values())
+
+
+def learning_rate_is_number(optimizer: Any) -> bool:
+    """Return whether the learning rate can be set: it is neither a LearningRateSchedule nor a function."""
+    inner = inner_optimizer(optimizer)
+    rate = inner._hyper["learning_rate"] if family(inner) is Family.LEGACY else inner._learning_rate
+    return hasattr(rate, "assign") or isinstance(rate, int | float)
+
+
+def learning_rate(optimizer: Any) -> float:
+    """Return the learning rate in force."""
+    rate = inner_optimizer(optimizer).learning_rate
+    return float(rate.numpy() if hasattr(rate, "numpy") else rate)
+
+
+def set_learning_rate(optimizer: Any, value: float) -> None:
+    """Set the learning rate; `learning_rate_is_number` says whether that is possible."""
+    inner_optimizer(optimizer).learning_rate = value
+
+
+def velocities(optimizer: Any) -> list[Any]:
+    """Return the momentum buffers that have the learning rate in them: those of SGD and RMSprop with momentum."""
+    inner = inner_optimizer(optimizer)
+    if not any(name.rsplit(".", 1)[-1] in {"SGD", "RMSprop"} for name in base_names(inner)):
+        return []
+    if family(inner) is Family.LEGACY:
+        return [slots["momentum"] for slots in inner._slots.values() if "momentum" in slots]
+    return list(getattr(inner, "momentums", None) or getattr(inner, "_momentums", None) or []) if inner.momentum else []
+
+
+# -- models --------------------------------------------------------------------------------------------------------
+
+
+def check_optimizer_of_model(model: Any) -> None:
+    """Check that model and optimizer are of the same Keras.
+
+    Raises:
+        OptimizerError: they are not; names both.
+    """
+    whose, optimizer = model_family(model), getattr(model, "optimizer", None)
+    if whose is None or optimizer is None or not is_optimizer_like(optimizer):
+        return
+    root = type(model).__mro__[[name in _MODEL_BASES for name in base_names(model)].index(True)].__module__
+    names = [name for name in base_names(inner_optimizer(optimizer)) if name in _BASES]
+    if names and names[0].split(".")[0] != root.split(".")[0]:
+        raise OptimizerError(
+            f"The model is one of {root.split('.')[0]} and its optimizer, {type(optimizer).__name__}, one of "
+            f"{names[0].split('.')[0]}: take both from the same Keras."
+        )
+
+
+def layers(model: Any) -> list[Any]:
+    """Return the model and all layers in it."""
+    return list(model._flatten_layers())
+
+
+def is_built(model: Any) -> bool:
+    """Return whether the model and every layer in it have their variables."""
+    return all(getattr(layer, "built", True) for layer in layers(model))
+
+
+def overrides_train_step(model: Any) -> bool:
+    """Return whether the model's training step is the user's own."""
+    owner = getattr(model.train_step, "__module__", "")
+    return not owner.startswith(("keras.src.", "tf_keras.src."))
+
+
+def inputs_of(data: Any) -> Any:
+    """Return x of what a dataset yields: x, (x,), (x, y) or (x, y, sample weights)."""
+    return data[0] if isinstance(data, tuple | list) else data
+
+
+def without_optionals(spec: Any) -> Any:
+    """Return an element spec with None where Keras 3 puts an optional that stands for None."""
+    import tensorflow as tf
+
+    return tf.nest.map_structure(lambda part: None if isinstance(part, tf.OptionalSpec) else part, spec)
+
+
+def seed_states(model: Any) -> list[tuple[Any, int]]:
+    """Return the variables that seed dropout and the like, each with the index of the number that is the seed."""
+    found: dict[int, tuple[Any, int]] = {}
+    for layer in layers(model):
+        for generator in getattr(layer, "_seed_generators", ()):  # Keras 3
+            found[id(generator.state)] = (generator.state, 0)
+        generator = getattr(getattr(layer, "_random_generator", None), "_generator", None)  # Keras 2
+        if generator is not None:
+            found[id(generator.state)] = (generator.state, -1)
+    return list(found.values())
+
+
+def set_seeds_in_code(model: Any, seed: Callable[[int, int | None], int]) -> None:
+    """Set the seeds that Keras 2 writes into its graphs as constants; to be called before a step is traced.
+
+    Args:
+        model: the model.
+        seed: takes the index of the layer and the seed its user gave (or None); returns the seed it gets.
+    """
+    for index, layer in enumerate(layers(model)):
+        generator = getattr(layer, "_random_generator", None)
+        if getattr(generator, "_rng_type", "") == "legacy_stateful":
+            generator._seed = seed(index, generator._seed)  # type: ignore[union-attr]
+
+
+def result_hook(model: Any) -> str:
+    """Return the name of the method through which `evaluate` gets its result.
+
+    Raises:
+        UnsupportedError: this version of Keras has none that hvdx knows.
+    """
+    for name in ("_get_metrics_result_or_logs", "_validate_and_get_metrics_result"):
+        if callable(getattr(model, name, None)):
+            return name
+    raise UnsupportedError(
+        "This version of Keras computes the result of evaluate where hvdx cannot reach it. Update Keras, or average the "
+        "result with hvd.allreduce."
+    )
+
+
+def loss_weight(model: Any) -> Any:
+    """Return the variable that counts the samples in the mean loss, or None where the model has none."""
+    tracker = getattr(model, "_loss_tracker", None) or getattr(
+        getattr(model, "compiled_loss", None), "_loss_metric", None
+    )
+    return getattr(tracker, "count", None)
+
+
+def rate_name(model: Any) -> str:
+    """Return what this Keras calls the learning rate in its logs."""
+    return "learning_rate" if model_family(model) == "keras 3" else "lr"
+
+
+def set_initial_epoch(model: Any, epoch: int | None) -> None:
+    """Make the `fit` that is starting begin at this epoch; None takes that back."""
+    if model_family(model) == "keras 3":
+        model._initial_epoch = epoch
+    else:
+        model._training_state = None if epoch is None else _InitialEpoch(epoch)
+
+
+class _InitialEpoch:
+    """What tf_keras and Keras 2 ask for the epoch to start at, as they ask BackupAndRestore."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def maybe_load_initial_counters_from_ckpt(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        return self._epoch, 0

@@ -69,10 +69,13 @@ def communicator() -> Communicator:
         NotInitializedError: `init` has not been called.
     """
     if _communicator is None:
-        raise NotInitializedError(
-            "hvdx has not been initialized. Call hvd.init() once, before anything else of hvdx."
-        )
+        raise NotInitializedError("hvdx has not been initialized. Call hvd.init() once, before anything else of hvdx.")
     return _communicator
+
+
+def last_error() -> HvdxError | None:
+    """Return the error that ended this world's collectives, or None; TensorFlow hides its type when it is in a step."""
+    return getattr(getattr(_communicator, "_agreement", None), "error", None)
 
 
 def rank() -> int:
@@ -130,7 +133,7 @@ def _install_hooks() -> None:
 
 def _repeat_cause(error: BaseException) -> None:
     """TensorFlow wraps an error raised inside a step in one of its own; say hvdx's once more, as the last lines."""
-    cause = _communicator is not None and getattr(getattr(_communicator, "_agreement", None), "error", None)
+    cause = last_error()
     if cause and not isinstance(error, HvdxError):
         print(f"{type(cause).__module__}.{type(cause).__name__}: {cause}", file=sys.stderr, flush=True)
 
