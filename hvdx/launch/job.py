@@ -18,9 +18,10 @@ from hvdx.launch.report import Filter, Report
 
 _QUIET = 0.3
 _DRAIN = 2.0
-# After a failure or a signal: MPI's launcher gets this long to end the other ranks, then it is ended itself, and with
-# it every rank, since each is tied to its parent.
+# After a signal or a failure MPI's launcher gets this long to end the (other) ranks, then it is ended itself, and with
+# it every rank, since each is tied to its parent. Hydra does not end by itself when a rank on another host has died.
 _PATIENCE = 6.0
+_PATIENCE_AFTER_FAILURE = 2.0
 
 
 class _Stopper:
@@ -142,7 +143,7 @@ def _pump(process: subprocess.Popen[bytes], report: Report, stopper: _Stopper) -
                 for output in outputs:
                     output.flush()
             if report.failure is not None:
-                stopper.expect_end(_PATIENCE)
+                stopper.expect_end(_PATIENCE_AFTER_FAILURE)
             stopper.check()
             if process.poll() is not None:
                 # A process that outlives the launcher may hold the pipes open.
