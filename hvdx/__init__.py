@@ -24,6 +24,8 @@ if _util.find_spec("tensorflow") is None:
 import keras_callbacks as callbacks
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.compression import Compression
+from hvdx.data.once_per_host import once_per_host
+from hvdx.data.shard import shard
 from hvdx.errors import (
     CheckpointError,
     CollectiveError,
@@ -102,9 +104,11 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "once_per_host",
     "rank",
     "recv",
     "send",
+    "shard",
     "shutdown",
     "size",
 ]
