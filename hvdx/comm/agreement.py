@@ -12,6 +12,10 @@ from hvdx import environment
 from hvdx.comm.signature import Signature, agrees, header, mismatch, words
 from hvdx.errors import CollectiveError, HvdxError, StallError
 
+LEAVING = "leaving"
+"""The kind of the call with which a rank says that its program has ended."""
+_LEAVER_SECONDS = 1.5
+
 Exchange = Callable[[np.ndarray, "Waiting"], np.ndarray]
 """Takes this rank's row (1-d) and who waits for what; returns all ranks' rows (ranks x length)."""
 
@@ -19,9 +23,7 @@ Exchange = Callable[[np.ndarray, "Waiting"], np.ndarray]
 class Waiting:
     """One wait for the other ranks: for what, since when, until when, and what was done last."""
 
-    def __init__(
-        self, signature: Signature, limit: float, last: str, last_time: float, sequence: int
-    ) -> None:
+    def __init__(self, signature: Signature, limit: float, last: str, last_time: float, sequence: int) -> None:
         self.signature = signature
         self.limit = limit
         self.sequence = sequence
@@ -95,7 +97,11 @@ class Agreement:
         try:
             headers = self._exchange(header(signature, self._sequence, *extra), waiting)
             if not agrees(headers):
-                raise mismatch(self._exchange(words(signature), waiting), headers)
+                error = mismatch(self._exchange(words(signature), waiting), headers)
+                if signature.kind != LEAVING and LEAVING in str(error):
+                    # Let the rank that left end first: its exit code is the one that says what happened.
+                    time.sleep(_LEAVER_SECONDS)
+                raise error
         except HvdxError as error:
             self.error = error
             raise

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdx import environment
-from hvdx.comm.agreement import Waiting
+from hvdx.comm.agreement import LEAVING, Waiting
 from hvdx.comm.communicator import Topology
 from hvdx.comm.host import HostCommunicator, as_array
 from hvdx.comm.mpi_library import MPI
@@ -168,7 +168,7 @@ class MpiCommunicator(HostCommunicator):
         try:
             limit = environment.SHUTDOWN_TIMEOUT.read()
             with self._agreement.lock:
-                self._agreement.agree(Signature("leaving", "the end of the program"), limit=limit)
+                self._agreement.agree(Signature(LEAVING, "the end of the program"), limit=limit)
         except HvdxError as error:
             log.error("%s", error)
             return False

@@ -1,0 +1,1 @@
+"""What tests share that are no tests themselves."""
