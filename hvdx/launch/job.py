@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import IO
 
+from hvdx.launch import leftovers
 from hvdx.launch.lines import LineBuffer, write_all
 from hvdx.launch.report import Filter, Report
 
@@ -67,6 +68,7 @@ def _tie_to_parent() -> None:
 
 def run(line: Sequence[str], environ: Mapping[str, str], np: int, banner: Filter) -> int:
     """Run MPI's launcher to its end; return the exit code of the first failure (128 + number for a signal)."""
+    began = time.time()
     process = subprocess.Popen(
         list(line), env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, start_new_session=True, preexec_fn=_tie_to_parent, bufsize=0,
@@ -88,6 +90,8 @@ def run(line: Sequence[str], environ: Mapping[str, str], np: int, banner: Filter
         for number, handler in previous.items():
             signal.signal(number, handler)
     code = 128 - code if code < 0 else code
+    if code != 0 or report.failure is not None or stopper.received is not None:
+        leftovers.sweep(began)
     _write(2, report.closing(np, quiet=code == 0 or stopper.received is not None))
     if report.failure is not None:
         return report.failure.code

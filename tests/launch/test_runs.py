@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
+from hvdx.launch import leftovers
 from tests.launch.conftest import Launches
 
 GONE_WITHIN = 10.0
@@ -141,6 +142,7 @@ def test_sys_exit_of_one_rank(any_mpi: Launches) -> None:
     ],
 )
 def test_death_of_a_rank_ends_the_others_and_is_told_last(any_mpi: Launches, how: str, code: int, words: str) -> None:
+    began = time.time()
     result = any_mpi.run(DEATH, arguments=(how,))
     assert result.code == code
     assert re.fullmatch(rf"\[hvdxrun\] rank 1 on \S+ {words}; the others were ended", _last(result.err))
@@ -150,6 +152,7 @@ def test_death_of_a_rank_ends_the_others_and_is_told_last(any_mpi: Launches, how
         assert result.err.splitlines()[-2] == "[1] ValueError: boom in rank 1"
     assert any_mpi.wait_until_gone(1.0) == []
     assert result.seconds < GONE_WITHIN
+    assert _shared_memory_since(began) == []
 
 
 def test_abort_gives_its_code(any_mpi: Launches) -> None:
@@ -224,6 +227,12 @@ def test_the_launcher_does_not_import_tensorflow(hvdxrun: Launches) -> None:
         check=True,
     )
     assert done.stdout.split() == ["False", "False"]
+
+
+def _shared_memory_since(began: float) -> list[str]:
+    # Files in use belong to other jobs on this machine.
+    used = leftovers._in_use(leftovers.SHARED_MEMORY)
+    return [str(path) for path in leftovers._candidates(began, leftovers.SHARED_MEMORY) if str(path) not in used]
 
 
 def _last(text: str) -> str:
