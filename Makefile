@@ -13,7 +13,7 @@ SHELL_SCRIPTS := $(wildcard scripts/*.sh) .ci/run
 HOROVOD_SCRIPTS := scripts/build_horovod.sh scripts/horovod_probe.py
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-only lint format bench envs horovod clean
+.PHONY: help demo test test-only lint lint-ruff lint-format lint-mypy lint-shell format bench envs horovod clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,10 +27,19 @@ test: envs horovod ## make the environments, build Horovod, lint, and run all te
 test-only: .venv/.full ## run the tests of .venv with one process (ARGS="..." goes to pytest)
 	$(BIN)/python -m pytest tests $(ARGS)
 
-lint: .venv/.full ## ruff, mypy and shellcheck
+lint: lint-ruff lint-format lint-mypy lint-shell ## ruff, mypy and shellcheck
+
+lint-ruff: .venv/.full
 	$(BIN)/ruff check .
+
+lint-format: .venv/.full
 	$(BIN)/ruff format --check .
+
+lint-mypy: .venv/.full
 	$(BIN)/mypy
+	$(BIN)/mypy scripts/*.py
+
+lint-shell: .venv/.full
 	$(BIN)/shellcheck $(SHELL_SCRIPTS)
 
 format: .venv/.full ## let ruff put the code in its form

@@ -98,29 +98,40 @@ choose_cmake() {
     fi
 }
 
+# Prints the CUDA toolkit to build with: the folder that has both the compiler and the headers.
+find_cuda() {
+    local home
+    for home in "${HOROVOD_CUDA_HOME:-}" "${CUDA_HOME:-}" /usr/local/cuda "$(dirname "$(command -v nvcc || echo /none/bin)")/.."; do
+        if [[ -e $home/include/cuda_runtime.h ]] && "$home/bin/nvcc" --version >/dev/null 2>&1; then
+            (cd "$home" && pwd)
+            return
+        fi
+    done
+    return 1
+}
+
 has_nccl_library() {
     compgen -G "$1/lib*/libnccl*" >/dev/null || compgen -G "$1/lib/*-linux-gnu/libnccl*" >/dev/null
 }
 
-# NCCL is built in when TensorFlow has CUDA, nvcc runs, and header and library of NCCL are found.
+# NCCL is built in when TensorFlow has CUDA, a CUDA toolkit is there, and header and library of NCCL are found.
 choose_gpu() {
-    local home nvcc
-    gpu=none nccl_home=
+    local home
+    gpu=none nccl_home='' cuda_home=''
     if [[ ${fact[tensorflow_cuda]} == none ]]; then
         gpu_reason="this TensorFlow has no CUDA"
         return
     fi
-    nvcc=${HOROVOD_CUDA_HOME:+$HOROVOD_CUDA_HOME/bin/}nvcc
-    if ! "$nvcc" --version >/dev/null 2>&1; then
-        gpu_reason="no nvcc"
+    if ! cuda_home=$(find_cuda); then
+        gpu_reason="no CUDA toolkit; HOROVOD_CUDA_HOME names the folder above bin/nvcc and include/"
         return
     fi
-    for home in "${HOROVOD_NCCL_HOME:-}" "${CUDA_HOME:-}" /usr/local/cuda /usr/local /usr "${fact[site_packages]}/nvidia/nccl"; do
+    for home in "${HOROVOD_NCCL_HOME:-}" "$cuda_home" /usr/local /usr "${fact[site_packages]}/nvidia/nccl"; do
         if [[ -e $home/include/nccl.h ]] && has_nccl_library "$home"; then
             nccl_home=$home
             gpu="NCCL $(sed -n 's/^#define NCCL_VERSION_CODE *\([0-9]*\).*/\1/p' "$home/include/nccl.h")"
-            gpu+=", nvcc $("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
-            gpu_reason="NCCL of $home"
+            gpu+=", CUDA $("$cuda_home/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
+            gpu_reason="NCCL of $home, CUDA of $cuda_home"
             return
         fi
     done
@@ -172,9 +183,10 @@ check_ranks() {
     fi
 }
 
-# Prints the end of the log before the reason, so that the reason is what is read last.
+# Prints the end of the log before the reason, so that the reason is what is read last; a compiler's error may be far above the end.
 fail_with_log() {
     tail -n 40 "$log" >&2
+    grep -n -m 5 -E '(^| )(CMake Error|fatal error|error:)' "$log" >&2 || true
     fail "$* (the lines above end the log $log)"
 }
 
@@ -224,7 +236,10 @@ write_cmake_wrapper() {
     if [[ $gpu == none ]]; then
         # An nvcc on PATH would be tried although nothing here is for a GPU, and an unsuitable one stops the build.
         options+=(-DCMAKE_CUDA_COMPILER=NOTFOUND -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=TRUE)
-    elif [[ $nccl_home == "${fact[site_packages]}"/* ]]; then
+    else
+        options+=("-DCUDAToolkit_ROOT=$cuda_home")
+    fi
+    if [[ $gpu != none && $nccl_home == "${fact[site_packages]}"/* ]]; then
         rpath+=";\$ORIGIN/../../nvidia/nccl/lib"
     fi
     options+=("-DCMAKE_INSTALL_RPATH=$rpath")
@@ -242,6 +257,7 @@ gpu_settings() {
     local lib
     [[ $gpu != none ]] || { echo HOROVOD_WITHOUT_NVTX=1 && return; }
     echo "HOROVOD_GPU_OPERATIONS=NCCL"
+    echo "HOROVOD_CUDA_HOME=$cuda_home"
     echo "HOROVOD_NCCL_HOME=$nccl_home"
     echo "HOROVOD_NCCL_INCLUDE=$nccl_home/include"
     # NVIDIA's wheel has libnccl.so.2 without the plain name by which a linker looks for it.
@@ -329,7 +345,8 @@ main() {
         return
     fi
     mkdir -p "$cache" || fail "cannot write to $cache: name another folder with XDG_CACHE_HOME"
-    log=$cache/build_horovod-tf${fact[tensorflow]}-${fact[mpi]%% *}.log
+    # One log for each environment: several may be built at the same time.
+    log=$cache/build_horovod-$(printf '%s' "${fact[prefix]}" | sha256sum | cut -c 1-8).log
     : >"$log"
     if [[ $mode == check ]]; then
         [[ $(installed_key) == "$key" ]] || fail "this build is not installed in ${fact[prefix]}: run without --check-only"

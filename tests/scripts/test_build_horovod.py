@@ -130,16 +130,25 @@ def test_an_old_or_absent_cmake_is_replaced_by_the_wheel(fake: FakeEnvironment, 
 
 def test_nccl_needs_cuda_in_tensorflow_nvcc_and_the_library(fake: FakeEnvironment, tmp_path: Path) -> None:
     fake.facts["tensorflow_cuda"] = "12.5.1"
-    assert "GPU: none (no nvcc)" in fake.run("--dry-run").stdout
+    # What this machine really has in the usual places would be found too.
+    cuda = tmp_path / "cuda"
+    settings = {"HOROVOD_CUDA_HOME": str(cuda), "HOROVOD_NCCL_HOME": str(tmp_path / "nccl")}
+    if not Path("/usr/local/cuda/bin/nvcc").exists():
+        assert "GPU: none (no CUDA toolkit" in fake.run("--dry-run", **settings).stdout
+    (cuda / "bin").mkdir(parents=True)
+    (cuda / "include").mkdir()
+    (cuda / "include" / "cuda_runtime.h").touch()
     fake.fake_program("nvcc", "echo Cuda compilation tools, release 12.5, V12.5.82")
+    (fake.bin / "nvcc").rename(cuda / "bin" / "nvcc")
     home = tmp_path / "nccl"
     (home / "include").mkdir(parents=True)
     (home / "include" / "nccl.h").write_text("#define NCCL_VERSION_CODE 22105\n")
-    without_library = fake.run("--dry-run", HOROVOD_NCCL_HOME=str(home)).stdout
-    assert "GPU: none (no nccl.h with its library" in without_library
+    if not any(Path(usual, "include", "nccl.h").exists() for usual in ("/usr", "/usr/local")):
+        assert "GPU: none (no nccl.h with its library" in fake.run("--dry-run", **settings).stdout
     (home / "lib").mkdir()
     (home / "lib" / "libnccl.so.2").touch()
-    assert f"GPU: NCCL 22105, nvcc 12.5 (NCCL of {home})" in fake.run("--dry-run", HOROVOD_NCCL_HOME=str(home)).stdout
+    found = fake.run("--dry-run", **settings).stdout
+    assert f"GPU: NCCL 22105, CUDA 12.5 (NCCL of {home}, CUDA of {cuda})" in found
 
 
 def stamp(fake: FakeEnvironment) -> str:
