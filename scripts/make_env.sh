@@ -26,7 +26,8 @@ require_version() {
         *-tf215) least=3.11 most=3.11 ;;
     esac
     if [[ $(printf '%s\n' "$least" "$version" "$most" | sort -V | sed -n 2p) != "$version" ]]; then
-        fail "the versions pinned for $folder are for Python $least to $most, and '$python' is $version:" \
+        [[ $least == "$most" ]] || least="$least to $most"
+        fail "the versions pinned for $folder are for Python $least, and '$python' is $version:" \
             "name another one with PYTHON="
     fi
 }
