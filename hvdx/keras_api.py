@@ -89,6 +89,25 @@ def inner_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
+def save_as(known: type, other: type) -> None:
+    """Make every Keras write objects of `other` to files under the name that it writes for `known`."""
+    for module, attribute in _SAVED_NAMES:
+        names = getattr(sys.modules.get(module), attribute, {})
+        if known in names:
+            names[other] = names[known]
+    for attribute in [name for name in vars(known) if name.endswith(("_api_names", "_api_names_v1"))]:
+        setattr(other, attribute, vars(known)[attribute])  # tf_keras and Keras 2 look for it in the class itself
+
+
+_SAVED_NAMES = (
+    ("keras.src.api_export", "REGISTERED_OBJS_TO_NAMES"),
+    ("keras.src.saving.object_registration", "GLOBAL_CUSTOM_NAMES"),
+    ("keras.src.saving.object_registration", "_GLOBAL_CUSTOM_NAMES"),
+    ("tf_keras.src.saving.object_registration", "_GLOBAL_CUSTOM_NAMES"),
+)
+"""The tables in which each Keras looks up the name of a class: its own classes, and those that a user registered."""
+
+
 def model_family(model: Any) -> str | None:
     """Return "keras 3", "keras 2" or None, for a model of Keras 3, of tf_keras or Keras 2, or something else."""
     return next((_MODEL_BASES[name] for name in base_names(model) if name in _MODEL_BASES), None)
@@ -282,8 +301,8 @@ def result_hook(model: Any) -> str:
         if callable(getattr(model, name, None)):
             return name
     raise UnsupportedError(
-        "This version of Keras computes the result of evaluate where hvdx cannot reach it. Update Keras, or average the "
-        "result with hvd.allreduce."
+        "This version of Keras computes the result of evaluate where hvdx cannot reach it. Update Keras, or average "
+        "the result with hvd.allreduce."
     )
 
 

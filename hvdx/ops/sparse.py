@@ -66,10 +66,17 @@ def _smaller(slices: Any, op: ReduceOp, name: str, total_rows: Any) -> Any:
 
     def dense() -> tuple[Any, Any]:
         whole = tf.math.unsorted_segment_sum(slices.values, slices.indices, shape[0])
-        [reduced] = world.communicator().grouped_allreduce(
-            [whole], op, Label("sparse gradients, densified", (name,)), environment.FUSION_THRESHOLD.read()
+        # Optimizers that update only the rows of a sparse gradient must get the rows that one process would touch.
+        flags = tf.ones_like(slices.indices, whole.dtype) * tf.cast(world.size(), whole.dtype)  # an average is above 0
+        touched = tf.math.unsorted_segment_sum(flags, slices.indices, shape[0])
+        reduced, touches = world.communicator().grouped_allreduce(
+            [whole, touched],
+            op,
+            Label("sparse gradients, densified", (name, f"{name} (rows touched)")),
+            environment.FUSION_THRESHOLD.read(),
         )
-        return reduced, tf.range(tf.cast(shape[0], slices.indices.dtype), dtype=slices.indices.dtype)
+        rows = tf.where(tf.not_equal(touches, 0))[:, 0]
+        return tf.gather(reduced, rows), tf.cast(rows, slices.indices.dtype)
 
     def gathered() -> tuple[Any, Any]:
         result = _gathered(slices, op, name)

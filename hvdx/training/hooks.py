@@ -1,7 +1,7 @@
 """Where each Keras lets the gradients be made global: after accumulation and unscaling, before clipping and update.
 
-Each class here becomes the first base of a wrapped optimizer's class. `hvdx_reducer` and the rest are put into the
-object's own dictionary, past Keras's attribute tracking.
+Each class here becomes the first base of a wrapped optimizer's class, which holds the reducer; so a copy made by
+`from_config` reduces too. What changes is kept in the object's own dictionary, past Keras's attribute tracking.
 """
 
 from __future__ import annotations
@@ -19,16 +19,21 @@ from hvdx.training.xla import refuse_inside_xla
 class DistributedHook:
     """What every wrapped optimizer has."""
 
+    hvdx_reducer: GradientReducer
+
+    @property
+    def _hvdx_reductions(self) -> int:
+        """How often the hook has run; in a graph, how often it was traced."""
+        return int(self.__dict__.get("hvdx_reductions", 0))
+
     def _hvdx_reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         refuse_inside_xla()
-        state = self.__dict__
-        state["hvdx_reductions"] += 1
-        reducer: GradientReducer = state["hvdx_reducer"]
-        return reducer.reduce(gradients, variables)
+        self.__dict__["hvdx_reductions"] = self._hvdx_reductions + 1
+        return self.hvdx_reducer.reduce(gradients, variables)
 
     def _hvdx_check_reduced(self, before: int) -> None:
         """Raise where an update was made and the hook did not run: Keras has changed, or a subclass skips it."""
-        if self.__dict__["hvdx_reductions"] == before:
+        if self._hvdx_reductions == before:
             raise OptimizerError(
                 f"{type(self).__name__} made an update without reducing the gradients: the ranks would train different "
                 "models. Its class overrides the method where hvdx reduces; wrap a stock optimizer, or use "
@@ -43,17 +48,22 @@ class Keras3Hook(DistributedHook):
         grads = list(grads)
         state = self.__dict__
         variables = list(trainable_variables if trainable_variables is not None else state["_trainable_variables"])
-        if state["hvdx_reducer"].missing_gradients == "zeros" and len(variables) == len(grads):
+        if self.hvdx_reducer.missing_gradients == "zeros" and len(variables) == len(grads):
             grads = [tf.zeros_like(v) if g is None else g for g, v in zip(grads, variables, strict=True)]
-        outer, before = state.get("hvdx_pending"), state["hvdx_reductions"]
+        outer, before = state.get("hvdx_pending"), self._hvdx_reductions
         state["hvdx_pending"] = (grads, variables)
         try:
             result = super().apply(grads, trainable_variables)  # type: ignore[misc]
         finally:
             state["hvdx_pending"] = outer
-        if any(grad is not None for grad in grads):
+        if any(grad is not None for grad in grads) and self._hvdx_updated():
             self._hvdx_check_reduced(before)
         return result
+
+    def _hvdx_updated(self) -> bool:
+        """Return whether the call of `apply` that ends here made an update; a graph contains one in any case."""
+        steps = getattr(self, "gradient_accumulation_steps", None)
+        return not steps or not tf.executing_eagerly() or int(self._iterations) % steps == 0  # type: ignore[attr-defined]
 
     def _clip_gradients(self, grads: Any) -> Any:
         return super()._clip_gradients(self._hvdx_reduce_filtered(list(grads)))  # type: ignore[misc]
@@ -80,7 +90,7 @@ class Keras2Hook(DistributedHook):
         self, grads_and_vars: Any, name: Any = None, skip_gradients_aggregation: bool = False, **kwargs: Any
     ) -> Any:
         pairs = list(grads_and_vars)
-        before = self.__dict__["hvdx_reductions"]
+        before = self._hvdx_reductions
         skip = skip_gradients_aggregation or not kwargs.get("experimental_aggregate_gradients", True)
         result = super().apply_gradients(  # type: ignore[misc]
             pairs, name=name, skip_gradients_aggregation=skip_gradients_aggregation, **kwargs
@@ -102,9 +112,9 @@ class LegacyHook(DistributedHook):
     ) -> Any:
         pairs = list(grads_and_vars)
         state = self.__dict__
-        if state["hvdx_reducer"].missing_gradients == "zeros":
+        if self.hvdx_reducer.missing_gradients == "zeros":
             pairs = [(tf.zeros_like(v) if g is None else g, v) for g, v in pairs]
-        before, state["hvdx_pending"] = state["hvdx_reductions"], pairs
+        before, state["hvdx_pending"] = self._hvdx_reductions, pairs
         try:
             result = super().apply_gradients(pairs, name, experimental_aggregate_gradients)  # type: ignore[misc]
         finally:
@@ -116,7 +126,7 @@ class LegacyHook(DistributedHook):
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
         """Reduce; gradients that are None were dropped before, but the other ranks must hear of them."""
         slots = list(super()._aggregate_gradients(grads_and_vars))  # type: ignore[misc]
-        missing = [pair for pair in self.__dict__["hvdx_pending"] or [] if pair[0] is None]
+        missing = [pair for pair in self.__dict__.get("hvdx_pending") or [] if pair[0] is None]
         return [pair for pair in _reduce_pairs(self, slots + missing) if pair[0] is not None]
 
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 _HOOKS = {Family.KERAS_3: Keras3Hook, Family.KERAS_2: Keras2Hook, Family.LEGACY: LegacyHook}
 
 
-def DistributedOptimizer(  # noqa: N802
+def DistributedOptimizer(
     optimizer: T,
     op: ReduceOp | str = ReduceOp.AVERAGE,
     *,
@@ -54,13 +54,23 @@ def DistributedOptimizer(  # noqa: N802
             "Wrap it once."
         )
     reducer = GradientReducer(op, fusion_threshold, compression, sparse_as_dense, missing_gradients)  # type: ignore[arg-type]
-    cls = type(inner)
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     try:
-        inner.__class__ = type(cls)(cls.__name__, (_HOOKS[kind], cls), names)
+        inner.__class__ = _distributed_class(type(inner), _HOOKS[kind], reducer)
     except TypeError as error:
-        raise OptimizerError(f"{cls.__name__} cannot be wrapped: {error}. Received: {optimizer!r}.") from None
-    inner.__dict__.update(hvdx_reducer=reducer, hvdx_reductions=0, hvdx_pending=None)
+        raise OptimizerError(f"{type(inner).__name__} cannot be wrapped: {error}. Received: {optimizer!r}.") from None
     make_finite_test_global()
     switch_auto_off()
     return optimizer
+
+
+def _distributed_class(cls: Any, hook: type, reducer: GradientReducer) -> Any:
+    """Return the class with the hook in front, under the name it has in saved files."""
+    names = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "hvdx_reducer": reducer,
+    }
+    distributed = type(cls)(cls.__name__, (hook, cls), names)
+    keras_api.save_as(cls, distributed)
+    return distributed

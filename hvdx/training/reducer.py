@@ -106,6 +106,9 @@ class GradientReducer:
     def _reduce_dense(self, values: list[Any], label: Label) -> list[Any]:
         threshold = environment.FUSION_THRESHOLD.read() if self.fusion_threshold is None else self.fusion_threshold
         compressed, contexts = [], []
+        if not values:  # the ranks that have gradients must hear of this one, which has none
+            world.communicator().grouped_allreduce([tf.zeros([1])], self.op, label, threshold)
+            return []
         for value in values:
             packed, context = self.compression.compress(value)
             compressed.append(packed)

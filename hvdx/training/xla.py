@@ -52,4 +52,4 @@ def switch_auto_off() -> None:
 
 def is_distributed(optimizer: Any) -> bool:
     """Return whether `optimizer`, or the one inside its LossScaleOptimizer, has been wrapped by hvdx."""
-    return optimizer is not None and "hvdx_reducer" in getattr(keras_api.inner_optimizer(optimizer), "__dict__", {})
+    return optimizer is not None and hasattr(type(keras_api.inner_optimizer(optimizer)), "hvdx_reducer")
