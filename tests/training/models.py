@@ -36,21 +36,25 @@ def several_data(ranks: int) -> Any:
 
 
 def many_tokens(ranks: int) -> Any:
-    """Return so many tokens that the whole embedding is fewer bytes than the rows; some rows are touched by nobody."""
-    return _tokens(ranks, length=40, first=4)
+    """Return so many tokens that the whole embedding is fewer bytes than the rows.
+
+    Some rows are touched in early steps only: momentum must not move them later where one process would not.
+    """
+    return _tokens(ranks, length=40, rows=VOCABULARY - STEPS)
 
 
 def few_tokens(ranks: int) -> Any:
     """Return few tokens, some repeated and some on several ranks."""
-    return _tokens(ranks, length=2, first=0)
+    return _tokens(ranks, length=2, rows=8)
 
 
-def _tokens(ranks: int, length: int, first: int) -> Any:
+def _tokens(ranks: int, length: int, rows: int) -> Any:
     rng = np.random.default_rng(2)
-    tokens = rng.integers(first, VOCABULARY - 4, size=(STEPS, ranks, BATCH, length)).astype("int32")
-    tokens[:, :, 0] = tokens[:, :1, :1, 0]  # repeated in a sample, and the same on all ranks
+    tokens = rng.integers(0, rows, size=(STEPS, ranks, BATCH, length))
+    tokens[:, :, 0] = tokens[:, :1, :1, 0]
+    tokens += np.arange(STEPS).reshape(-1, 1, 1, 1)
     y = rng.normal(size=(STEPS, ranks, BATCH, OUTPUTS)).astype("float32")
-    return tokens, y
+    return tokens.astype("int32"), y
 
 
 def dense(keras: Any) -> Any:

@@ -54,7 +54,9 @@ def _counted(recipe: Recipe, family: Family, data: Any) -> tuple[Any, int]:
 
 def _trained(recipe: Recipe, family: Family, data: Any, batch: int, distributed: bool) -> Any:
     def wrap(optimizer: Any) -> Any:
-        if not distributed or recipe.by_tape:
+        if not distributed:
+            return recipe.reference(optimizer)
+        if recipe.by_tape:
             return optimizer
         return hvd.DistributedOptimizer(optimizer, **recipe.wrapped)
 
