@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdx.data.options import EpochCounter, ShardOptions
+from hvdx.data.epochs import EpochCounter
+from hvdx.data.options import ShardOptions
 from hvdx.data.plan import ShardPlan
 from hvdx.errors import ConfigurationError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,17 +52,3 @@ def _check_integer(name: str, value: Any, least: int, hint: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         text = repr(value) if len(repr(value)) < 80 else type(value).__name__
         raise ConfigurationError(f"hvd.shard: {name} is an integer, {least} or more. Received: {text}.{hint}")
-
-
-class EpochCounter:
-    """Counts the iterations over a dataset; each is an epoch."""
-
-    def __init__(self, first: int) -> None:
-        self._next = first
-        self._lock = threading.Lock()
-
-    def next(self) -> int:
-        """Return the number of the epoch that begins."""
-        with self._lock:
-            epoch, self._next = self._next, self._next + 1
-        return epoch

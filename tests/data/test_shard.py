@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import hvdx as hvd
+from hvdx.data import epochs
 
 pytestmark = [pytest.mark.np(2, 3), pytest.mark.usefixtures("world")]
 SAMPLES = 23
@@ -43,12 +44,12 @@ def of_all_ranks(batches: list[list[float]]) -> list[list[list[float]]]:
 @pytest.mark.parametrize("batch_size", [2, 4, 7, 100])
 def test_each_sample_once_and_a_new_order_every_epoch(source: str, batch_size: int) -> None:
     dataset = hvd.shard(SOURCES[source](), batch_size, seed=3)
-    epochs = [of_all_ranks(epoch(dataset)) for _ in range(3)]
-    for ranks in epochs:
+    seen = [of_all_ranks(epoch(dataset)) for _ in range(3)]
+    for ranks in seen:
         assert sorted(v for batches in ranks for batch in batches for v in batch) == values().tolist()
         assert {len(batches) for batches in ranks} == {int(dataset.cardinality())}
         assert all(1 <= len(batch) <= batch_size for batches in ranks for batch in batches)
-    flat = [[v for batch in ranks[hvd.rank()] for v in batch] for ranks in epochs]
+    flat = [[v for batch in ranks[hvd.rank()] for v in batch] for ranks in seen]
     assert flat[0] != flat[1] != flat[2] != flat[0]
     assert sorted(flat[0]) == sorted(flat[1]), "a rank keeps its samples, so nothing depends on equal shuffling"
     assert flat[0] != sorted(flat[0])
@@ -63,6 +64,17 @@ def test_the_order_follows_from_seed_and_epoch(source: str) -> None:
     again = hvd.shard(SOURCES[source](), 4, seed=3, initial_epoch=1)
     assert [epoch(again), epoch(again)] == orders[1:]
     assert epoch(hvd.shard(SOURCES[source](), 4, seed=4)) != orders[0]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_resumed_training_reads_what_the_uninterrupted_one_would(source: str) -> None:
+    first = hvd.shard(SOURCES[source](), 4, seed=3)
+    orders = [epoch(first) for _ in range(4)]
+    again = hvd.shard(SOURCES[source](), 4, seed=3)
+    epochs.skip_to(2)
+    assert [epoch(again), epoch(again)] == orders[2:]
+    epochs.skip_to(1)
+    assert epoch(again) not in orders, "an epoch that is past does not come again"
 
 
 @pytest.mark.parametrize("source", SOURCES)
