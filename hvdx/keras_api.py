@@ -17,6 +17,7 @@ class Family(enum.Enum):
     """Whose optimizer it is; each family has its own hook (see `training/hooks.py`)."""
 
     KERAS_3 = "Keras 3"
+    KERAS_3_MULTI = "Keras 3, which hands its gradients to others"
     KERAS_2 = "tf_keras or Keras 2"
     LEGACY = "a legacy optimizer of tf_keras or Keras 2"
 
@@ -30,6 +31,7 @@ _BASES = {
 }
 _HOOKS = {
     Family.KERAS_3: ("apply", "_clip_gradients"),
+    Family.KERAS_3_MULTI: ("apply", "optimizers"),
     Family.KERAS_2: ("apply_gradients", "aggregate_gradients"),
     Family.LEGACY: ("apply_gradients", "_aggregate_gradients"),
 }
@@ -48,13 +50,15 @@ def family(optimizer: Any) -> Family:
         OptimizerError: it is no Keras optimizer, or one whose hook is missing in the installed version.
     """
     names = list(base_names(optimizer))
-    if "keras.src.optimizers.base_optimizer.BaseOptimizer" in names:
-        found: Family | None = Family.KERAS_3  # Keras 3 has a class "optimizer.Optimizer" too
+    if "keras.src.optimizers.multi_optimizer.MultiOptimizer" in names:
+        found: Family | None = Family.KERAS_3_MULTI
+    elif "keras.src.optimizers.base_optimizer.BaseOptimizer" in names:
+        found = Family.KERAS_3  # Keras 3 has a class "optimizer.Optimizer" too
     else:
         found = next((_BASES[name] for name in names if name in _BASES), None)
     if found is None:
         raise OptimizerError(_no_optimizer(optimizer))
-    missing = [name for name in _HOOKS[found] if not callable(getattr(type(optimizer), name, None))]
+    missing = [name for name in _HOOKS[found] if not hasattr(type(optimizer), name)]
     if missing:
         raise OptimizerError(
             f"{type(optimizer).__name__} of {found.value} has no method {missing[0]}, where hvdx reduces the gradients. "
@@ -126,6 +130,18 @@ def loss_scale_class_of_keras_3() -> Any:
     module = sys.modules.get("keras.src.optimizers.loss_scale_optimizer")
     cls = getattr(module, "LossScaleOptimizer", None)
     return cls if cls is not None and hasattr(cls, "check_finite") else None
+
+
+def loss_scale_classes_of_keras_2() -> list[Any]:
+    """Return the LossScaleOptimizer classes, new and legacy, of tf_keras and Keras 2 where they have been imported."""
+    names = ("tf_keras.src.mixed_precision.loss_scale_optimizer", "keras.src.mixed_precision.loss_scale_optimizer")
+    modules = [sys.modules[name] for name in names if name in sys.modules]
+    return [
+        vars(module)[name]
+        for module in modules
+        for name in sorted(_LOSS_SCALE_NAMES)
+        if name in vars(module) and "apply_gradients" in vars(vars(module)[name])
+    ]
 
 
 def trainer_class_of_keras_3() -> Any:

@@ -24,8 +24,8 @@ class BroadcastGlobalVariablesCallback(Callback):
 
     Model and optimizer are built first if they are not. The optimizer's state is its slots, iterations, learning rate
     and loss scale. The state of random layers is made to differ between ranks on purpose, or all ranks would drop the
-    same units; rank `root_rank` keeps its own. Variables that hold no numbers (lookup tables) are left alone, and a line
-    says so.
+    same units; rank `root_rank` keeps its own. Variables that hold no numbers (lookup tables) are left alone, and a
+    line says so.
 
     Args:
         root_rank: whose values the others get.
@@ -53,8 +53,8 @@ class BroadcastGlobalVariablesCallback(Callback):
             _refuse_xla(model)
         elif getattr(model, "optimizer", None) is not None and not keras_api.overrides_train_step(model):
             log.warning(
-                "the model's optimizer, %s, is not distributed: each of the %d ranks trains a model of its own. Wrap it "
-                "with hvd.DistributedOptimizer before model.compile.",
+                "the model's optimizer, %s, is not distributed: each of the %d ranks trains a model of its own. Wrap "
+                "it with hvd.DistributedOptimizer before model.compile.",
                 type(model.optimizer).__name__,
                 world.size(),
             )

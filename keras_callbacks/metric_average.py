@@ -20,8 +20,8 @@ class MetricAverageCallback(Callback):
     The ranks add the states of their metrics (totals and counts), so a mean is weighted by samples, and AUC, precision
     and the like are those of the whole data; an average of averages is neither. Training and validation travel in one
     exchange at the end of the epoch. The callback goes to the front of the list, wherever it was put, so that History,
-    EarlyStopping, ReduceLROnPlateau and all others see the global values and decide alike on every rank. After them, the
-    ranks agree: training stops everywhere where one rank asks for it, and differing learning rates become rank 0's.
+    EarlyStopping, ReduceLROnPlateau and all others see the global values and decide alike on every rank. After them,
+    the ranks agree: training stops everywhere where one rank asks for it, and differing learning rates become rank 0's.
 
     In `evaluate` the returned values are global, and all ranks must call it. What a rank lacks (a validation that runs
     on rank 0 only) it gets from the ranks that have it, with a warning once. Values that a custom `train_step` or

@@ -15,7 +15,7 @@ from hvdx import keras_api
 from keras_callbacks import metric_states
 from keras_callbacks.metric_states import Phase, Report
 
-pytestmark = pytest.mark.np(2, 3)
+pytestmark = pytest.mark.np(2)
 
 rng = np.random.default_rng(5)
 X = rng.normal(size=(23, 4)).astype("float32")
@@ -48,6 +48,7 @@ def steps() -> dict[str, int]:
     return {"batch_size": 64, "epochs": 2, "verbose": 0}
 
 
+@pytest.mark.np(2, 3)
 def test_history_is_that_of_one_process(keras: Any) -> None:
     reference = build(keras, wrap=False).fit(X, Y, sample_weight=W, validation_data=(X, Y, W), **steps()).history
     x, y, w = mine(X, Y, W)
