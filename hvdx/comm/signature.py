@@ -135,7 +135,7 @@ def mismatch(rows: np.ndarray, headers: np.ndarray) -> HvdxError:
 def _missing_somewhere(texts: Sequence[str]) -> GradientError | None:
     """Return an error if all ranks reduce gradients and some lack some of them."""
     found = [_MISSING.match(text) for text in texts]
-    if not any(found) or not all("allreduce" in text for text in texts):
+    if not any(found) or not all("gradients" in text for text in texts):
         return None
     lacks: dict[str, list[int]] = {}
     for rank, match in enumerate(found):

@@ -6,11 +6,13 @@ Each class here becomes the first base of a wrapped optimizer's class, which hol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from hvdx import world
 from hvdx.errors import OptimizerError
 from hvdx.training.reducer import GradientReducer
 from hvdx.training.xla import refuse_inside_xla
@@ -40,23 +42,61 @@ class DistributedHook:
                 "hvd.DistributedGradientTape."
             )
 
+    def _hvdx_filled(self, pairs: list[Any]) -> list[Any]:
+        """Return pairs of gradients and variables with zeros where that is asked for: Keras drops what is None."""
+        if self.hvdx_reducer.missing_gradients != "zeros":
+            return pairs
+        return [(tf.zeros_like(v) if g is None else g, v) for g, v in pairs]
+
+    @contextlib.contextmanager
+    def _hvdx_given(self, pairs: list[Any]) -> Iterator[None]:
+        """Note all pairs of an update: the hook runs after Keras has dropped those without a gradient."""
+        outer = self.__dict__.get("hvdx_pairs", [])
+        self.__dict__["hvdx_pairs"] = pairs
+        try:
+            yield
+        finally:
+            self.__dict__["hvdx_pairs"] = outer
+
+    def _hvdx_has_nothing(self, pairs: list[Any]) -> bool:
+        """Tell the other ranks if this one has no gradient at all, and return whether the update ends here.
+
+        Keras raises then while it traces, and the others would wait for a rank that never comes.
+        """
+        if world.size() == 1 or not pairs or any(gradient is not None for gradient, _ in pairs):
+            return False
+        self._hvdx_reduce(*zip(*pairs, strict=True))
+        if tf.executing_eagerly():
+            return False  # no rank has any, else that has raised: now Keras may say so
+        tf.debugging.Assert(False, ["No gradients provided for any variable, on any rank."])
+        return True
+
+    def _hvdx_reduce_pairs(self, pairs: list[Any]) -> list[Any]:
+        """Return the pairs with reduced gradients; the other ranks hear of variables that were dropped before."""
+        here = {id(variable) for _, variable in pairs}
+        dropped = [(g, v) for g, v in self.__dict__.get("hvdx_pairs", []) if g is None and id(v) not in here]
+        if not pairs and not dropped:
+            return []
+        gradients, variables = zip(*pairs, *dropped, strict=True)
+        reduced = self._hvdx_reduce(gradients, variables)
+        return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=False)]
+
 
 class Keras3Hook(DistributedHook):
     """`_clip_gradients` of Keras 3: called once an update, on the averaged accumulation of all micro-batches."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
-        state = self.__dict__
-        variables = list(trainable_variables if trainable_variables is not None else state["_trainable_variables"])
-        if self.hvdx_reducer.missing_gradients == "zeros" and len(variables) == len(grads):
-            grads = [tf.zeros_like(v) if g is None else g for g, v in zip(grads, variables, strict=True)]
-        outer, before = state.get("hvdx_pending"), self._hvdx_reductions
-        state["hvdx_pending"] = (grads, variables)
-        try:
-            result = super().apply(grads, trainable_variables)  # type: ignore[misc]
-        finally:
-            state["hvdx_pending"] = outer
-        if any(grad is not None for grad in grads) and self._hvdx_updated():
+        known = trainable_variables if trainable_variables is not None else self.__dict__["_trainable_variables"]
+        if len(grads) != len(known := list(known)):
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]  # which raises
+        pairs = self._hvdx_filled(list(zip(grads, known, strict=True)))
+        if self._hvdx_has_nothing(pairs):
+            return None
+        before = self._hvdx_reductions
+        with self._hvdx_given(pairs):
+            result = super().apply([g for g, _ in pairs], trainable_variables)  # type: ignore[misc]
+        if any(grad is not None for grad, _ in pairs) and self._hvdx_updated():
             self._hvdx_check_reduced(before)
         return result
 
@@ -69,18 +109,28 @@ class Keras3Hook(DistributedHook):
         return super()._clip_gradients(self._hvdx_reduce_filtered(list(grads)))  # type: ignore[misc]
 
     def _hvdx_reduce_filtered(self, grads: list[Any]) -> list[Any]:
-        """Reduce what Keras left after it dropped gradients that are None; tell the ranks which were dropped."""
-        given, variables = self.__dict__["hvdx_pending"]
-        present = [v for g, v in zip(given, variables, strict=False) if g is not None]
+        """Reduce what Keras left after it dropped gradients that are None."""
+        present = [variable for gradient, variable in self.__dict__["hvdx_pairs"] if gradient is not None]
         if len(present) != len(grads):
             raise OptimizerError(
                 f"{type(self).__name__} got {len(present)} gradients and reduces {len(grads)}: variables that are "
                 "overwritten by their gradient (float8 training) are not supported under several ranks."
             )
-        slots = iter(grads)
-        everything = [None if g is None else next(slots) for g in given]
-        reduced = self._hvdx_reduce(everything, variables)
-        return [r for r, g in zip(reduced, given, strict=True) if g is not None]
+        return [gradient for gradient, _ in self._hvdx_reduce_pairs(list(zip(grads, present, strict=True)))]
+
+
+class MultiHook(DistributedHook):
+    """`apply` of Keras 3's MultiOptimizer, which hands the gradients out to others; it clips and accumulates nothing.
+
+    Where one of the others accumulates, every micro-batch travels: the mean of sums is the sum of means.
+    """
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        known = trainable_variables if trainable_variables is not None else self.__dict__["_trainable_variables"]
+        if len(grads) == len(known := list(known)) > 0:
+            grads = self._hvdx_reduce(grads, known)
+        return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
 
 class Keras2Hook(DistributedHook):
@@ -89,19 +139,21 @@ class Keras2Hook(DistributedHook):
     def apply_gradients(
         self, grads_and_vars: Any, name: Any = None, skip_gradients_aggregation: bool = False, **kwargs: Any
     ) -> Any:
-        pairs = list(grads_and_vars)
+        pairs = self._hvdx_filled(list(grads_and_vars))
+        reduces = not skip_gradients_aggregation and kwargs.get("experimental_aggregate_gradients", True)
+        if reduces and self._hvdx_has_nothing(pairs):
+            return self.iterations  # type: ignore[attr-defined]
         before = self._hvdx_reductions
-        skip = skip_gradients_aggregation or not kwargs.get("experimental_aggregate_gradients", True)
-        result = super().apply_gradients(  # type: ignore[misc]
-            pairs, name=name, skip_gradients_aggregation=skip_gradients_aggregation, **kwargs
-        )
-        if not skip and any(grad is not None for grad, _ in pairs):
+        with self._hvdx_given(pairs):
+            result = super().apply_gradients(  # type: ignore[misc]
+                pairs, name=name, skip_gradients_aggregation=skip_gradients_aggregation, **kwargs
+            )
+        if reduces and any(gradient is not None for gradient, _ in pairs):
             self._hvdx_check_reduced(before)
         return result
 
     def aggregate_gradients(self, grads_and_vars: Any) -> Any:
-        pairs = list(super().aggregate_gradients(grads_and_vars) or [])  # type: ignore[misc]
-        return _reduce_pairs(self, pairs)
+        return self._hvdx_reduce_pairs(list(super().aggregate_gradients(grads_and_vars) or []))  # type: ignore[misc]
 
 
 class LegacyHook(DistributedHook):
@@ -110,28 +162,15 @@ class LegacyHook(DistributedHook):
     def apply_gradients(
         self, grads_and_vars: Any, name: Any = None, experimental_aggregate_gradients: bool = True
     ) -> Any:
-        pairs = list(grads_and_vars)
-        state = self.__dict__
-        if self.hvdx_reducer.missing_gradients == "zeros":
-            pairs = [(tf.zeros_like(v) if g is None else g, v) for g, v in pairs]
-        before, state["hvdx_pending"] = self._hvdx_reductions, pairs
-        try:
+        pairs = self._hvdx_filled(list(grads_and_vars))
+        if experimental_aggregate_gradients and self._hvdx_has_nothing(pairs):
+            return self.iterations  # type: ignore[attr-defined]
+        before = self._hvdx_reductions
+        with self._hvdx_given(pairs):
             result = super().apply_gradients(pairs, name, experimental_aggregate_gradients)  # type: ignore[misc]
-        finally:
-            state["hvdx_pending"] = None
-        if experimental_aggregate_gradients and any(grad is not None for grad, _ in pairs):
+        if experimental_aggregate_gradients and any(gradient is not None for gradient, _ in pairs):
             self._hvdx_check_reduced(before)
         return result
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
-        """Reduce; gradients that are None were dropped before, but the other ranks must hear of them."""
-        slots = list(super()._aggregate_gradients(grads_and_vars))  # type: ignore[misc]
-        missing = [pair for pair in self.__dict__.get("hvdx_pending") or [] if pair[0] is None]
-        return [pair for pair in _reduce_pairs(self, slots + missing) if pair[0] is not None]
-
-
-def _reduce_pairs(optimizer: DistributedHook, pairs: list[Any]) -> list[Any]:
-    if not pairs:
-        return []
-    gradients, variables = zip(*pairs, strict=True)
-    return list(zip(optimizer._hvdx_reduce(gradients, variables), variables, strict=True))
+        return self._hvdx_reduce_pairs(list(super()._aggregate_gradients(grads_and_vars)))  # type: ignore[misc]

@@ -1,12 +1,15 @@
 """Loss scaling under several ranks: the test for overflow is global, so that all ranks skip the same steps.
 
-tf_keras and Keras 2 aggregate before they test, so an infinity has reached every rank by then. Keras 3 tests first, in
-`LossScaleOptimizer.check_finite`; `model.compile` puts that class around an optimizer by itself under mixed_float16,
-which is why the class is adapted and not the object.
+tf_keras and Keras 2 aggregate before they test, so an infinity has reached every rank by then; but they drop gradients
+that are None before. Keras 3 tests first, in `LossScaleOptimizer.check_finite`. `model.compile` puts these classes
+around an optimizer by itself under mixed_float16, which is why the classes are adapted and not the objects; around
+optimizers that are not distributed they behave as before.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
 import tensorflow as tf
@@ -17,8 +20,14 @@ from hvdx.comm.reduce_op import ReduceOp
 from hvdx.training.xla import is_distributed
 
 
-def make_finite_test_global() -> None:
-    """Adapt Keras 3's LossScaleOptimizer; it behaves as before around optimizers that are not distributed."""
+def adapt_loss_scaling() -> None:
+    """Adapt the LossScaleOptimizer classes of all Kerases that have been imported."""
+    _make_finite_test_global()
+    for cls in keras_api.loss_scale_classes_of_keras_2():
+        _keep_missing_gradients(cls)
+
+
+def _make_finite_test_global() -> None:
     cls = keras_api.loss_scale_class_of_keras_3()
     if cls is None or getattr(cls.check_finite, "hvdx", False):
         return
@@ -34,3 +43,28 @@ def make_finite_test_global() -> None:
 
     check_finite.hvdx = True  # type: ignore[attr-defined]
     cls.check_finite = check_finite
+
+
+def _keep_missing_gradients(cls: Any) -> None:
+    """Let the optimizer inside know all gradients of an update, also those that are None."""
+    original = cls.apply_gradients
+    if getattr(original, "hvdx", False):
+        return
+    parameters = inspect.signature(original)
+
+    @functools.wraps(original)
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_distributed(self):
+            return original(self, grads_and_vars, *args, **kwargs)
+        given = parameters.bind(self, grads_and_vars, *args, **kwargs).arguments
+        given = {**given, **given.get("kwargs", {})}
+        inner = keras_api.inner_optimizer(self)
+        pairs = inner._hvdx_filled(list(grads_and_vars))
+        reduces = not given.get("skip_gradients_aggregation") and given.get("experimental_aggregate_gradients", True)
+        if reduces and inner._hvdx_has_nothing(pairs):
+            return inner.iterations
+        with inner._hvdx_given(pairs):
+            return original(self, pairs, *args, **kwargs)
+
+    apply_gradients.hvdx = True  # type: ignore[attr-defined]
+    cls.apply_gradients = apply_gradients

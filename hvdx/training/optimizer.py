@@ -9,13 +9,18 @@ from hvdx.comm.reduce_op import ReduceOp
 from hvdx.compression import Codec, Compression
 from hvdx.errors import OptimizerError
 from hvdx.keras_api import Family
-from hvdx.training.hooks import Keras2Hook, Keras3Hook, LegacyHook
-from hvdx.training.loss_scale import make_finite_test_global
+from hvdx.training.hooks import Keras2Hook, Keras3Hook, LegacyHook, MultiHook
+from hvdx.training.loss_scale import adapt_loss_scaling
 from hvdx.training.reducer import GradientReducer
 from hvdx.training.xla import is_distributed, switch_auto_off
 
 T = TypeVar("T")
-_HOOKS = {Family.KERAS_3: Keras3Hook, Family.KERAS_2: Keras2Hook, Family.LEGACY: LegacyHook}
+_HOOKS = {
+    Family.KERAS_3: Keras3Hook,
+    Family.KERAS_3_MULTI: MultiHook,
+    Family.KERAS_2: Keras2Hook,
+    Family.LEGACY: LegacyHook,
+}
 
 
 def DistributedOptimizer(
@@ -58,7 +63,7 @@ def DistributedOptimizer(
         inner.__class__ = _distributed_class(type(inner), _HOOKS[kind], reducer)
     except TypeError as error:
         raise OptimizerError(f"{type(inner).__name__} cannot be wrapped: {error}. Received: {optimizer!r}.") from None
-    make_finite_test_global()
+    adapt_loss_scaling()
     switch_auto_off()
     return optimizer
 
