@@ -1,0 +1,65 @@
+"""Two models with two optimizers in one step, as a generator and its critic: each optimizer reduces its own gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import hvdx as hvd
+from tests.training.models import BATCH, dense, linear_data
+from tests.training.support import (
+    Family,
+    arrays,
+    assert_equal_everywhere,
+    assert_same_bits,
+    counting,
+    every_family,
+    part,
+    together,
+    union,
+)
+
+pytestmark = pytest.mark.np(2)
+
+
+@every_family
+@pytest.mark.parametrize("reduced_by", ["optimizer", "tape"])
+def test_two_models_and_two_optimizers(world: Any, family: Family, reduced_by: str) -> None:
+    data = linear_data(world.size())
+    reference, _ = _trained(family, union(data), BATCH * world.size(), "nothing")
+    weights, collectives = together(lambda: _trained(family, part(data, world.rank()), BATCH, reduced_by))
+    assert_same_bits(weights, "weights")
+    assert_equal_everywhere(weights, reference, 1e-5, 1e-6)
+    assert collectives == (0 if world.size() == 1 else 2 * 4)
+
+
+def _trained(family: Family, data: Any, batch: int, reduced_by: str) -> tuple[list[Any], int]:
+    family.keras.utils.set_random_seed(7)
+    models = [dense(family.keras), dense(family.keras)]
+    optimizers = [family.optimizers.SGD(0.1, momentum=0.9), family.optimizers.Adam(0.01, epsilon=1e-3)]
+    if reduced_by == "optimizer":
+        optimizers = [hvd.DistributedOptimizer(optimizer) for optimizer in optimizers]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        if hasattr(optimizer, "build"):
+            optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as first, tf.GradientTape() as second:
+            outputs = [model(x) for model in models]
+            losses = [
+                tf.reduce_mean((outputs[0] - y) ** 2),
+                tf.reduce_mean((outputs[1] - tf.stop_gradient(outputs[0]) * y) ** 2),
+            ]
+        for tape, model, optimizer, loss in zip((first, second), models, optimizers, losses, strict=True):
+            own = hvd.DistributedGradientTape(tape) if reduced_by == "tape" else tape
+            gradients = own.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    x, y = data
+    with counting() as collectives:
+        for start in range(0, len(x), batch):
+            step(tf.constant(x[start : start + batch]), tf.constant(y[start : start + batch]))
+    return [array for model in models for array in arrays(model.weights)], collectives[0]
