@@ -10,7 +10,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 BIN := .venv/bin
 ENVIRONMENTS := .venv .venv-tf215 .venv-mpich
 SHELL_SCRIPTS := $(wildcard scripts/*.sh) .ci/run
-HOROVOD_SCRIPTS := scripts/build_horovod.sh scripts/horovod_probe.py
+HOROVOD_SCRIPTS := scripts/build_horovod.sh scripts/horovod_compile.sh scripts/horovod_probe.py
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-only lint lint-ruff lint-format lint-mypy lint-shell format bench envs horovod clean
