@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from hvdx.ops.broadcast import broadcast, broadcast_variables
     from hvdx.ops.objects import allgather_object, broadcast_object
     from hvdx.ops.point_to_point import recv, send
+    from hvdx.training.load import load_model
     from hvdx.training.optimizer import DistributedOptimizer
     from hvdx.training.tape import DistributedGradientTape
     from hvdx.world import (
@@ -85,6 +86,7 @@ _HOMES = {
     "hvdx.ops.broadcast": "broadcast broadcast_variables",
     "hvdx.ops.objects": "allgather_object broadcast_object",
     "hvdx.ops.point_to_point": "recv send",
+    "hvdx.training.load": "load_model",
     "hvdx.training.optimizer": "DistributedOptimizer",
     "hvdx.training.tape": "DistributedGradientTape",
     "hvdx.world": "cross_rank cross_size init is_homogeneous is_initialized local_rank local_size rank shutdown size",
@@ -130,6 +132,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "load_model",
     "local_rank",
     "local_size",
     "once_per_host",

@@ -6,6 +6,9 @@ from __future__ import annotations
 class HvdxError(RuntimeError):
     """The base of all hvdx errors."""
 
+    # TensorFlow lets an error out of the tracing of a tf.function under its own type only where it finds this one.
+    __init__ = Exception.__init__
+
 
 class ConfigurationError(HvdxError, ValueError):
     """An argument, option or environment variable that hvdx cannot use."""

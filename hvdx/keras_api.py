@@ -61,8 +61,8 @@ def family(optimizer: Any) -> Family:
     missing = [name for name in _HOOKS[found] if not hasattr(type(optimizer), name)]
     if missing:
         raise OptimizerError(
-            f"{type(optimizer).__name__} of {found.value} has no method {missing[0]}, where hvdx reduces the gradients. "
-            "This version of Keras is not supported; see the table in the README."
+            f"{type(optimizer).__name__} of {found.value} has no method {missing[0]}, where hvdx reduces the gradients."
+            " This version of Keras is not supported; see the table in the README."
         )
     return found
 
@@ -73,7 +73,8 @@ def _no_optimizer(value: Any) -> str:
             f"DistributedOptimizer takes an optimizer, not a class. Write {value.__name__}(...). Received: {value!r}."
         )
     if isinstance(value, str):
-        return f"DistributedOptimizer takes an optimizer object. Write keras.optimizers.get({value!r}). Received: {value!r}."
+        hint = f"Write keras.optimizers.get({value!r})"
+        return f"DistributedOptimizer takes an optimizer object. {hint}. Received: {value!r}."
     hint = " A tf.GradientTape is wrapped with hvd.DistributedGradientTape." if "Tape" in type(value).__name__ else ""
     return f"DistributedOptimizer takes an optimizer of Keras 3, tf_keras or Keras 2.{hint} Received: {value!r}."
 

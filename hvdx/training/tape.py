@@ -60,7 +60,7 @@ class DistributedGradientTape:
         output_gradients: Any = None,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """Return the reduced gradients of `target` with respect to `sources`, in the structure of `sources`; collective.
+        """Return the reduced gradients of `target` with respect to `sources`, in their structure; collective.
 
         Args:
             target: as for `tf.GradientTape.gradient`.
