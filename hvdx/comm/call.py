@@ -86,7 +86,12 @@ def fingerprint_op(call: Call, tensors: list[Any]) -> Any:
     zero = tf.constant(0, tf.int64)
     if not call.watch[0]:
         return zero
-    wanted = tf.numpy_function(lambda: np.bool_(call.watch[0]), [], tf.bool, stateful=True)
+
+    @tf.autograph.experimental.do_not_convert
+    def is_wanted() -> np.bool_:
+        return np.bool_(call.watch[0])
+
+    wanted = tf.numpy_function(is_wanted, [], tf.bool, stateful=True)
     wanted.set_shape([])
 
     def compute() -> Any:
@@ -97,5 +102,6 @@ def fingerprint_op(call: Call, tensors: list[Any]) -> Any:
     return tf.cond(wanted, compute, lambda: zero)
 
 
+@tf.autograph.experimental.do_not_convert
 def _fingerprint_of(*arrays: np.ndarray) -> np.int64:
     return np.int64(fingerprint([np.asarray(array) for array in arrays]))

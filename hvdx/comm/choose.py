@@ -32,7 +32,8 @@ def create(comm: Any = None) -> Communicator:
     if comm is not None and not isinstance(comm, str):
         if not hasattr(comm, "Get_rank"):
             raise ConfigurationError(
-                f"init(comm=) takes {', '.join(map(repr, NAMES))}, 'auto' or an mpi4py communicator. Received: {comm!r}."
+                f"init(comm=) takes {', '.join(map(repr, NAMES))}, 'auto' or an mpi4py communicator. "
+                f"Received: {comm!r}."
             )
         from hvdx.comm.mpi import MpiCommunicator
 
@@ -52,7 +53,9 @@ def create(comm: Any = None) -> Communicator:
 
 def automatic(environ: Mapping[str, str]) -> str:
     """Return the name of the communicator that fits the launcher and the devices."""
-    if by_horovodrun(environ):
+    controller = by_horovodrun(environ)
+    # over Gloo there is nothing else; over MPI, the mpi communicator does as well where Horovod is missing
+    if controller == "gloo" or (controller == "mpi" and importlib.util.find_spec("horovod") is not None):
         return "horovod"
     launcher = detect(environ)
     if launcher is None:
@@ -90,13 +93,16 @@ def check_size(communicator: Communicator, environ: Mapping[str, str]) -> None:
     size = communicator.topology.size
     if launcher is None or launcher.size == size:
         return
-    facts = f"{launcher.name} started {launcher.size} processes ({launcher.variable}={launcher.size}), but the {communicator.name} communicator sees {size}"
+    facts = (
+        f"{launcher.name} started {launcher.size} processes ({launcher.variable}={launcher.size}), "
+        f"but the {communicator.name} communicator sees {size}"
+    )
     if communicator.name == "single":
         log.warning("%s: this process trains alone, as HVDX_COMM or init(comm=) asked.", facts)
         return
     cause = (
-        "The usual cause is a launcher of one MPI with the library of another: start the program with the launcher that "
-        "belongs to the installed MPI, most simply `hvdxrun`; `hvdx doctor` shows both."
+        "The usual cause is a launcher of one MPI with the library of another: start the program with the launcher "
+        "that belongs to the installed MPI, most simply `hvdxrun`; `hvdx doctor` shows both."
     )
     raise WorldError(f"{facts}. {cause}")
 

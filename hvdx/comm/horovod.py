@@ -51,7 +51,7 @@ class HorovodCommunicator(NativeCommunicator):
         except TimeoutError as error:
             raise StallError("Horovod's exchange did not end") from error
         except tf.errors.OpError as error:
-            raise self._failed(error) from error
+            raise self._failed(error) from None
 
     def _gather_rows(self, row: np.ndarray) -> np.ndarray:
         function = self._functions.get(("rows", row.size))

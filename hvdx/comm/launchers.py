@@ -1,4 +1,4 @@
-"""Which launcher started this process, and how many ranks it says there are: read from the environment, nothing else."""
+"""Which launcher started this process, and how many ranks it says there are: read from the environment only."""
 
 from __future__ import annotations
 
@@ -49,8 +49,14 @@ def detect(environ: Mapping[str, str]) -> Launcher | None:
     return None
 
 
-def by_horovodrun(environ: Mapping[str, str]) -> bool:
-    """Return whether Horovod's launcher started this process, over Gloo or over MPI."""
-    return (
-        "HOROVOD_RANK" in environ or "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ or "HVDX_HOROVODRUN" in environ
-    )
+def by_horovodrun(environ: Mapping[str, str]) -> str | None:
+    """Return "gloo" or "mpi" where Horovod's launcher started this process that way, else None.
+
+    Over Gloo it tells each rank its place. Over MPI it leaves one mark of its own, the network interfaces for NCCL, on
+    a plain mpirun; hvdxrun hands through what its caller had set, so there the mark says nothing.
+    """
+    if "HOROVOD_RANK" in environ or "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
+        return "gloo"
+    launcher = detect(environ)
+    by_mpi = launcher is not None and launcher.variable in {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}
+    return "mpi" if by_mpi and "NCCL_SOCKET_IFNAME" in environ and "HVDX_EXPECTED_SIZE" not in environ else None

@@ -104,6 +104,7 @@ class NativeCommunicator(Communicator):
     def barrier(self, label: Label) -> Any:
         signature = Signature("barrier", label.what)
 
+        @tf.autograph.experimental.do_not_convert
         def wait() -> list[np.ndarray]:
             with self._agreement.lock:
                 self._agreement.agree(signature)
@@ -196,7 +197,7 @@ class NativeCommunicator(Communicator):
         try:
             return list(payload(tf.constant(numbers), *map(tf.convert_to_tensor, tensors)))
         except tf.errors.OpError as error:
-            raise self._failed(error) from error
+            raise self._failed(error) from None
         finally:
             self._monitor.end()
 
@@ -205,10 +206,12 @@ class NativeCommunicator(Communicator):
         shapes = [tuple(tensor.shape) for tensor in tensors]
         signature = call.signature(shapes, dtypes)
 
+        @tf.autograph.experimental.do_not_convert
         def agree(rows: np.ndarray, mark: np.ndarray) -> np.ndarray:
             with self._agreement.lock:
                 return self._agree(call, signature, int(rows), int(mark))
 
+        @tf.autograph.experimental.do_not_convert
         def end() -> np.ndarray:
             self._monitor.end()
             return np.zeros((), np.int8)
@@ -224,6 +227,7 @@ class NativeCommunicator(Communicator):
         """Run a call on tensors whose shapes are known only when the graph runs: eagerly, inside one operation."""
         dtypes = [tensor.dtype for tensor in tensors]
 
+        @tf.autograph.experimental.do_not_convert
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
             with eager(), self._agreement.lock:
                 results, _ = self._run_now(call, arrays)
@@ -244,14 +248,11 @@ class NativeCommunicator(Communicator):
             def payload(numbers: Any, *values: Any) -> list[Any]:
                 return call.build(list(values), numbers)
 
-            self._functions[key] = tf.function(
-                payload,
-                input_signature=[
-                    tf.TensorSpec([2 + self.topology.size], tf.int64),
-                    *(tf.TensorSpec(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)),
-                ],
-                autograph=False,
-                experimental_attributes={"_noinline": True},
+            shown = [tf.TensorSpec(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+            function = tf.function(payload, autograph=False, experimental_attributes={"_noinline": True})
+            # a concrete function: one for each signature is meant, so TensorFlow need not warn of retracing
+            self._functions[key] = function.get_concrete_function(
+                tf.TensorSpec([2 + self.topology.size], tf.int64), *shown
             )
         return self._functions[key]
 
@@ -284,11 +285,11 @@ class NativeCommunicator(Communicator):
         with self._monitor.waiting(waiting), eager():
             try:
                 rows = self._rows(np.ascontiguousarray(row).view(np.int64), waiting)
-            except StallError as error:
+            except StallError:
                 departure.forbid()
                 missing = self._roster.missing(waiting.sequence)
                 limit = f"The limit is {waiting.limit:g} s (HVDX_TIMEOUT)."
-                raise StallError(f"{waiting.describe(missing)} {limit}") from error
+                raise StallError(f"{waiting.describe(missing)} {limit}") from None
             except CollectiveError:
                 departure.forbid()
                 raise

@@ -88,7 +88,7 @@ class TensorFlowCommunicator(NativeCommunicator):
         except tf.errors.DeadlineExceededError as error:
             raise StallError(first_lines(error)) from error
         except tf.errors.OpError as error:
-            raise self._failed(error) from error
+            raise self._failed(error) from None
 
     def _reduce(self, tensors: list[Any], op: ReduceOp, numbers: Any, threshold: int) -> list[Any]:
         wired = [reducible(tensor, op, _REDUCED, self.topology.size) for tensor in tensors]
@@ -123,16 +123,15 @@ class TensorFlowCommunicator(NativeCommunicator):
         wired = moving(tensor, _MOVED | _SMALL)
         ready, size = wired.tensor, self.topology.size
         row = ready.shape[1:]
-        longest = numbers[1]
-        tail = tf.stack([tf.cast(longest, tf.int32) - tf.shape(ready)[0], 0])
-        padded = tf.pad(ready, tf.concat([[[0, tail[0]]], tf.zeros([row.rank, 2], tf.int32)], 0))
+        longest = tf.cast(numbers[1], tf.int32)
+        padded = tf.pad(ready, [[0, longest - tf.shape(ready)[0]], *([[0, 0]] * row.rank)])
         flat = tf.reshape(padded, [-1])
         words = to_words(flat) if flat.dtype in _SMALL else flat
         with self._device(words.dtype):
             gathered = self._gather_op(words[tf.newaxis], _key(numbers, 0), environment.TIMEOUT.read())
         if flat.dtype in _SMALL:
             gathered = tf.reshape(from_words(tf.reshape(gathered, [-1]), flat.dtype), [size, -1])[:, : tf.size(flat)]
-        every = tf.reshape(gathered, tf.concat([tf.stack([size, tf.cast(longest, tf.int32)]), row], 0))
+        every = tf.reshape(gathered, tf.concat([[size, longest], row], 0))
         return wired.restore(tf.boolean_mask(every, tf.sequence_mask(numbers[2:], longest)))
 
     def _fused(self, tensors: list[Any], threshold: int, exchange: Any) -> list[Any]:
