@@ -82,7 +82,20 @@ class DistributedHook:
         return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=False)]
 
 
-class Keras3Hook(DistributedHook):
+class _Copied:
+    """Copies an object of Keras 3 as Keras does, by its saved form, which is plain; and lets the copy reduce."""
+
+    def __copy__(self) -> Any:
+        saved: Any = self.__reduce__()
+        clone = saved[0](*saved[1])
+        clone.__class__ = type(self)
+        return clone
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__copy__()
+
+
+class Keras3Hook(_Copied, DistributedHook):
     """`_clip_gradients` of Keras 3: called once an update, on the averaged accumulation of all micro-batches."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
@@ -119,7 +132,7 @@ class Keras3Hook(DistributedHook):
         return [gradient for gradient, _ in self._hvdx_reduce_pairs(list(zip(grads, present, strict=True)))]
 
 
-class MultiHook(DistributedHook):
+class MultiHook(_Copied, DistributedHook):
     """`apply` of Keras 3's MultiOptimizer, which hands the gradients out to others; it clips and accumulates nothing.
 
     Where one of the others accumulates, every micro-batch travels: the mean of sums is the sum of means.

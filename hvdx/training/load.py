@@ -11,10 +11,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from hvdx import world
+from hvdx import keras_api, world
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.compression import Codec, Compression
 from hvdx.errors import CheckpointError, MissingDependencyError
+from hvdx.keras_api import Family
 from hvdx.logs import log
 from hvdx.training.optimizer import DistributedOptimizer
 
@@ -34,7 +35,8 @@ def load_model(
 ) -> Any:
     """Load a model and make its optimizer reduce its gradients over all ranks; slots and iterations are kept.
 
-    Not collective: where only one rank can read the file, that rank loads it, the others build the model, and
+    A line says so where the Keras that saved the model does not restore them. Not collective: where only one rank can
+    read the file, that rank loads it, the others build the model, and
     `hvd.callbacks.BroadcastGlobalVariablesCallback` makes them equal.
 
     Args:
@@ -70,7 +72,21 @@ def load_model(
         missing_gradients=missing_gradients,
     )
     _switch_auto_off(model)
+    _warn_of_lost_state(Path(filepath), model.optimizer)
     return model
+
+
+def _warn_of_lost_state(path: Path, optimizer: Any) -> None:
+    """Say where tf_keras and Keras 2 do not restore an optimizer: from directories, and a legacy one from .keras."""
+    legacy = keras_api.family(keras_api.inner_optimizer(optimizer)) is Family.LEGACY
+    if path.is_dir() or (legacy and zipfile.is_zipfile(path)):
+        log.warning(
+            "%s: this Keras restores no slots and iterations of %s from this format, so training starts anew with the "
+            "saved weights. Save the model as .h5%s to go on.",
+            path,
+            type(optimizer).__name__,
+            "" if legacy else " or .keras",
+        )
 
 
 def _switch_auto_off(model: Any) -> None:

@@ -26,8 +26,8 @@ def refuse_inside_xla() -> None:
         owner = frame.f_locals.get("self")
         if type(owner).__name__ == "Function" and getattr(owner, "_jit_compile", None) is True:
             raise XlaError(
-                "The training step is compiled by XLA (jit_compile=True), and ranks cannot exchange gradients inside it."
-                " Pass jit_compile=False to model.compile, or to tf.function in a loop of your own."
+                "The training step is compiled by XLA (jit_compile=True), and ranks cannot exchange gradients inside "
+                "it. Pass jit_compile=False to model.compile, or to tf.function in a loop of your own."
             )
         frame = frame.f_back  # type: ignore[assignment]
 

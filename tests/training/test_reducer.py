@@ -1,4 +1,4 @@
-"""What travels and what does not: fusion, compression, operations, missing gradients, and gradients that do not match."""
+"""What travels: fusion, compression, operations, missing gradients, and gradients that do not match."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tests.training.support import (
     arrays,
     assert_equal_everywhere,
     assert_same_bits,
-    counting,
     every_family,
     every_keras,
     gathered,
@@ -50,12 +49,10 @@ def _applied(family: Family, gradients: list[Any], **options: Any) -> list[np.nd
 @every_family
 def test_every_fusion_threshold_gives_the_same_bits(world: Any, family: Family) -> None:
     own = _gradients(world.rank())
-    with counting() as collectives:
-        results = [
-            together(lambda threshold=threshold: _applied(family, own, fusion_threshold=threshold))
-            for threshold in (None, 0, 64, 500, 1 << 30)
-        ]
-    assert not collectives or collectives[0] >= 0
+    results = [
+        together(lambda threshold=threshold: _applied(family, own, fusion_threshold=threshold))
+        for threshold in (None, 0, 64, 500, 1 << 30)
+    ]
     for result in results:
         assert_same_bits(result, "reduced gradients")
         assert_equal_everywhere(result, results[0], 0, 0)
@@ -169,6 +166,41 @@ def test_a_rank_without_any_gradient(world: Any) -> None:
     assert all(re.search(r"x:0: no gradient on rank 1, a gradient on rank 0", message) for message in messages)
     graph = raised_everywhere((world.GradientError, tf.errors.UnknownError), tf.function(gradient))
     assert all("no gradient on rank 1" in message for message in graph)
+
+
+@every_family
+@ranks_needed
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("how", ["eager", "graph"])
+def test_a_rank_whose_optimizer_gets_no_gradient(world: Any, family: Family, how: str, scaled: bool) -> None:
+    """Keras raises while it traces then, on that rank alone; the others must hear of it."""
+    [variable, *_] = _variables(family)
+    optimizer = hvd.DistributedOptimizer(family.optimizers.SGD(1.0))
+    optimizer = family.loss_scale(optimizer) if scaled else optimizer
+    if hasattr(optimizer, "build"):
+        optimizer.build([variable])
+    gradient = _gradients(world.rank())[0] if world.rank() == 0 else None
+
+    def apply() -> None:
+        optimizer.apply_gradients([(gradient, variable)])
+
+    messages = raised_everywhere(
+        (world.GradientError, tf.errors.UnknownError), tf.function(apply) if how == "graph" else apply
+    )
+    assert all(re.search(r"a(:0)?: no gradient on rank 1, a gradient on rank 0", text) for text in messages), messages
+    assert np.abs(arrays([variable])[0]).max() == 0
+
+
+@every_family
+def test_no_rank_has_a_gradient_for_its_optimizer(world: Any, family: Family) -> None:
+    """One process raises, so all ranks do; the text is Keras's."""
+    optimizer = hvd.DistributedOptimizer(family.optimizers.SGD(1.0))
+    pairs = [(None, variable) for variable in _variables(family)]
+    if hasattr(optimizer, "build"):
+        optimizer.build([variable for _, variable in pairs])
+    for apply in (optimizer.apply_gradients, tf.function(lambda pairs: optimizer.apply_gradients(pairs))):
+        messages = raised_everywhere((ValueError, tf.errors.InvalidArgumentError), lambda apply=apply: apply(pairs))
+        assert all("No gradients provided for any variable" in message for message in messages)
 
 
 def test_no_gradient_on_any_rank(world: Any) -> None:

@@ -1,4 +1,4 @@
-"""Two models with two optimizers in one step, as a generator and its critic: each optimizer reduces its own gradients."""
+"""Two models with two optimizers in one step, as a generator and its critic: each reduces its own gradients."""
 
 from __future__ import annotations
 
