@@ -326,7 +326,7 @@ def result_hook(model: Any) -> str:
 def loss_weight(model: Any) -> Any:
     """Return the variable that counts the samples in the mean loss, or None where the model has none."""
     tracker = getattr(model, "_loss_tracker", None) or getattr(
-        getattr(model, "compiled_loss", None), "_loss_metric", None
+        getattr(model, "compiled_loss", None), "_total_loss_mean", None
     )
     return getattr(tracker, "count", None)
 

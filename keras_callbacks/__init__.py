@@ -6,6 +6,7 @@ from keras_callbacks.learning_rate_schedule import LearningRateScheduleCallback
 from keras_callbacks.learning_rate_warmup import LearningRateWarmupCallback
 from keras_callbacks.metric_average import MetricAverageCallback
 from keras_callbacks.progress import ProgressCallback
+from keras_callbacks.warmup_schedule import warmup_schedule
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -14,4 +15,5 @@ __all__ = [
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
     "ProgressCallback",
+    "warmup_schedule",
 ]

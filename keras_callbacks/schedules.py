@@ -61,3 +61,22 @@ def last_in_charge(windows: Sequence[Window], epoch: int) -> int | None:
     """Return whose last rate is still in force in an epoch that no window contains: the one that ended last."""
     over = [i for i, window in enumerate(windows) if window.is_over(epoch)]
     return max(over, key=lambda i: (windows[i].end or 0, i)) if over and in_charge(windows, epoch) is None else None
+
+
+def rate_at_step(
+    step: int,
+    initial_lr: float,
+    size: int,
+    warmup_epochs: float,
+    steps_per_epoch: int,
+    multiplier: Multiplier = 1.0,
+    staircase: bool = True,
+) -> float:
+    """Return the rate of a step counted from 0: a warm-up, then `initial_lr` times the multiplier.
+
+    The same as LearningRateWarmupCallback and, from `warmup_epochs` on, LearningRateScheduleCallback.
+    """
+    epoch = step / steps_per_epoch
+    if epoch < warmup_epochs:
+        return initial_lr * warmup_multiplier(epoch, size, warmup_epochs, steps_per_epoch)
+    return initial_lr * multiplied(step // steps_per_epoch if staircase else epoch, multiplier, warmup_epochs)
