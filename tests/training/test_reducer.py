@@ -198,8 +198,12 @@ def test_no_rank_has_a_gradient_for_its_optimizer(world: Any, family: Family) ->
     pairs = [(None, variable) for variable in _variables(family)]
     if hasattr(optimizer, "build"):
         optimizer.build([variable for _, variable in pairs])
-    for apply in (optimizer.apply_gradients, tf.function(lambda pairs: optimizer.apply_gradients(pairs))):
-        messages = raised_everywhere((ValueError, tf.errors.InvalidArgumentError), lambda apply=apply: apply(pairs))
+
+    def apply() -> None:
+        optimizer.apply_gradients(pairs)
+
+    for how in (apply, tf.function(apply)):
+        messages = raised_everywhere((ValueError, tf.errors.InvalidArgumentError), how)
         assert all("No gradients provided for any variable" in message for message in messages)
 
 

@@ -34,11 +34,11 @@ def test_the_object_stays_what_it_was(world: Any, family: Family) -> None:
     """Slots, iterations, schedule, configuration and identity survive; so does a model that holds the optimizer."""
     schedule = family.keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     optimizer = family.optimizers.Adam(schedule)
-    cls, config = type(optimizer), optimizer.get_config()
+    cls = type(optimizer)
     model = dense(family.keras)
     model.compile(optimizer, "mse")
     fit(model, part(linear_data(1), 0), 6)
-    before = optimizer_arrays(optimizer)
+    before, config = optimizer_arrays(optimizer), optimizer.get_config()
     wrapped = hvd.DistributedOptimizer(optimizer)
     assert wrapped is optimizer is model.optimizer
     assert int(optimizer.iterations) == 4

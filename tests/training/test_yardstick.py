@@ -55,7 +55,7 @@ def _counted(recipe: Recipe, family: Family, data: Any) -> tuple[Any, int]:
 def _trained(recipe: Recipe, family: Family, data: Any, batch: int, distributed: bool) -> Any:
     def wrap(optimizer: Any) -> Any:
         if not distributed:
-            return recipe.reference(optimizer)
+            return recipe.reference(optimizer) if hvd.size() > 1 else optimizer  # one rank changes nothing
         if recipe.by_tape:
             return optimizer
         return hvd.DistributedOptimizer(optimizer, **recipe.wrapped)
