@@ -64,9 +64,10 @@ def _only_tf_keras() -> bool:
 def _schedule_class(module: str) -> Any:
     """Return the schedule's class for one Keras; a class, as each Keras asks for a subclass of its own."""
     keras = importlib.import_module(module)
+    base = keras.optimizers.schedules.LearningRateSchedule
 
     @keras.saving.register_keras_serializable("hvdx")
-    class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    class WarmupSchedule(base):  # type: ignore[valid-type, misc]
         """See `warmup_schedule`."""
 
         def __init__(
@@ -79,7 +80,7 @@ def _schedule_class(module: str) -> Any:
             staircase: bool,
         ) -> None:
             super().__init__()
-            self._config = {
+            self._config: dict[str, Any] = {
                 "initial_lr": initial_lr,
                 "size": size,
                 "warmup_epochs": warmup_epochs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -215,3 +216,29 @@ def test_root_out_of_range(keras: Any) -> None:
     model.compile("sgd", "mse")
     with pytest.raises(hvd.ConfigurationError, match="root rank"):
         hvd.callbacks.BroadcastGlobalVariablesCallback(hvd.size()).set_model(model)
+
+
+@pytest.mark.np(plain=True)
+@pytest.mark.parametrize("lazily", [False, True])
+@pytest.mark.parametrize("eager", [False, True])
+def test_alone_nothing_changes(keras: Any, lazily: bool, eager: bool, tmp_path: Path) -> None:
+    """A world of one rank trains bit for bit what Keras trains without hvdx, random layers included."""
+    weights = []
+    for distributed in (False, True):
+        keras.utils.set_random_seed(5)
+        first = [] if lazily else [keras.layers.Input((4,))]
+        model = keras.Sequential(
+            [*first, keras.layers.Dense(8), keras.layers.Dropout(0.5), keras.layers.BatchNormalization(),
+             keras.layers.Dense(1)]
+        )  # fmt: skip
+        optimizer = keras.optimizers.Adam(0.05)
+        model.compile(hvd.DistributedOptimizer(optimizer) if distributed else optimizer, "mse", run_eagerly=eager)
+        mine = [
+            hvd.callbacks.MetricAverageCallback(),
+            hvd.callbacks.BroadcastGlobalVariablesCallback(),
+            hvd.callbacks.CheckpointCallback(tmp_path),
+        ]
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=mine if distributed else [])
+        weights.append(model.get_weights())
+    for alone, wrapped in zip(*weights, strict=True):
+        np.testing.assert_array_equal(alone, wrapped)
