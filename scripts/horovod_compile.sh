@@ -29,6 +29,7 @@ patch_source() {
         sed -i '/xla_mpi_ops\.cc/d' "$list"
         ! grep -q 'xla_mpi_ops' "$list" || fail "cannot take xla_mpi_ops.cc out of $list"
     fi
+    patch_gpu_streams
     # TensorFlow is C++17 and links a second copy of Gloo built as C++17: the first one need not be built.
     sed -i 's|add_subdirectory(third_party/gloo)|add_subdirectory(third_party/gloo EXCLUDE_FROM_ALL)|' "$tree/CMakeLists.txt"
     grep -q 'third_party/gloo EXCLUDE_FROM_ALL' "$tree/CMakeLists.txt" || fail "cannot change $tree/CMakeLists.txt"
@@ -38,6 +39,16 @@ patch_source() {
         s|setup_requires=require_list if is_build_action() else \[\],|setup_requires=[],|" "$tree/setup.py"
     [[ $(grep -c 'hvdx_build.txt\|setup_requires=\[\]' "$tree/setup.py") == 2 ]] || fail "cannot change $tree/setup.py"
     printf '%s\n' "$key" >"$tree/horovod/hvdx_build.txt"
+}
+
+# Horovod declares a function of TensorFlow's library that gives the CUDA stream behind a stream of TensorFlow. Newer
+# libraries have it no longer (2.21 has not), which shows only when the result is loaded; the stream itself tells it.
+patch_gpu_streams() {
+    local file=$tree/horovod/tensorflow/mpi_ops.cc anchor='#endif // TENSORFLOW_VERSION >= 2011000000'
+    local body='{ return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream); }'
+    at_least "${fact[tensorflow]}" 2.16 || return 0
+    sed -i "s|^$anchor\$|&\nnamespace stream_executor::gpu {\nGpuStreamHandle AsGpuStreamValue(Stream* stream) $body\n}|" "$file"
+    [[ $(grep -cF "$body" "$file") == 1 ]] || fail "cannot change $file"
 }
 
 # Horovod's setup.py calls $HOROVOD_CMAKE with fixed arguments: this wrapper adds ours.
