@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import hvdx as hvd
+from hvdx import world as world_module
 from tests.training.support import (
     KERAS_3,
     Family,
@@ -161,6 +162,19 @@ def test_sparse_gradients_equal_the_dense_mean(world: Any, how: str, sparse_as_d
         assert sorted(result.indices.numpy().tolist()) == touched, "the rows one process would touch, each once"
         assert_same_bits([result.indices.numpy(), result.values.numpy()], "slices")
     assert_equal_everywhere([tf.convert_to_tensor(result).numpy()], [dense], 1e-6, 1e-6)
+
+
+@pytest.mark.np(2, plain=False)
+def test_duplicates_are_summed_before_they_travel(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    communicator, sent = world_module.communicator(), []
+    original = communicator.allgather
+    monkeypatch.setattr(communicator, "allgather", lambda t, label: sent.append(t.shape[0]) or original(t, label))
+    table = tf.Variable(tf.ones([100, 4]))
+    with tf.GradientTape() as local:
+        picked = tf.gather(table, [7, 7, 7, 7 + world.rank(), 3, 3])
+    result = together(lambda: hvd.DistributedGradientTape(local, sparse_as_dense=False).gradient(picked, table))
+    assert sent == [2 + world.rank()] * 2, "the indices and the rows that this rank touched"
+    assert sorted(result.indices.numpy().tolist()) == [3, 7, *range(8, 7 + world.size())]
 
 
 def test_a_loop_inside_a_function(world: Any) -> None:
