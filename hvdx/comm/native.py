@@ -13,7 +13,7 @@ import contextlib
 import json
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -45,6 +45,9 @@ class NativeCommunicator(Communicator):
         roster: answers the other ranks' questions.
         keys: numbers given out before, by a communicator whose library is still in use.
     """
+
+    ops_run_in_sessions: ClassVar[bool] = True
+    """Whether the library's ops run in graphs of `tf.compat.v1.Session` as well."""
 
     def __init__(self, roster: Roster, keys: Keys | None = None) -> None:
         self._agreement = Agreement(self._exchange)
@@ -179,7 +182,8 @@ class NativeCommunicator(Communicator):
             with self._agreement.lock:
                 return list(self._run_now(call, tensors)[0])
         known = [tensor.shape[1:] if call.ragged else tensor.shape for tensor in tensors]
-        if all(shape.is_fully_defined() for shape in known):
+        runs_here = self.ops_run_in_sessions or tf.compat.v1.executing_eagerly_outside_functions()
+        if runs_here and all(shape.is_fully_defined() for shape in known):
             return self._run_in_graph(call, tensors)
         return self._run_by_numpy(call, tensors)
 
@@ -224,7 +228,7 @@ class NativeCommunicator(Communicator):
             return [tf.identity(result) for result in results]
 
     def _run_by_numpy(self, call: Call, tensors: list[Any]) -> list[Any]:
-        """Run a call on tensors whose shapes are known only when the graph runs: eagerly, inside one operation."""
+        """Run a call eagerly, inside one operation: its shapes are not known before, or its ops do not run here."""
         dtypes = [tensor.dtype for tensor in tensors]
 
         @tf.autograph.experimental.do_not_convert

@@ -27,11 +27,13 @@ class Meeting:
         rank: this rank.
         cluster: host:port of every rank, by job ("chief", "worker"), in the order of ranks.
         hosts: what tells the hosts apart, one entry a rank.
+        met: whether the ranks have told each other that they are there.
     """
 
     rank: int
     cluster: Mapping[str, tuple[str, ...]]
     hosts: tuple[str, ...]
+    met: bool = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -116,7 +118,7 @@ def from_list(text: str, launcher: Launcher | None) -> Meeting:
 def from_contacts(rank: int, contacts: list[Contact]) -> Meeting:
     """Return the meeting of ranks that have told each other their contacts; a contact's first port is TensorFlow's."""
     addresses = tuple(f"{host}:{c.ports[0]}" for host, c in zip(reachable(contacts), contacts, strict=True))
-    return Meeting(rank, {"worker": addresses}, tuple(c.host for c in contacts))
+    return Meeting(rank, {"worker": addresses}, tuple(c.host for c in contacts), met=True)
 
 
 def unreachable(meeting: Meeting) -> list[int]:

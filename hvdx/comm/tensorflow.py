@@ -23,7 +23,9 @@ from hvdx.comm.deadline import DeadlineThread
 from hvdx.comm.native import Keys, NativeCommunicator, first_lines
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.comm.rendezvous import Meeting, meet, unreachable
+from hvdx.comm.roll_call import roll_call
 from hvdx.comm.roster import Roster
+from hvdx.comm.signature import HEADER_LENGTH
 from hvdx.comm.wire import from_words, moving, reducible, to_words
 from hvdx.errors import ConfigurationError, StallError, WorldError
 
@@ -36,8 +38,10 @@ _ON_GPU = frozenset({tf.float16, tf.float32, tf.float64})
 _MERGE = {
     ReduceOp.SUM: "Add", ReduceOp.AVERAGE: "Add", ReduceOp.MIN: "Min", ReduceOp.MAX: "Max", ReduceOp.PRODUCT: "Mul",
 }  # fmt: skip
-_NO_LESS_THAN = 30.0
+_SLOWER = 30.0
 """Seconds by which TensorFlow's own detection of a silent rank is slower than HVDX_TIMEOUT, whose error says more."""
+_PAYLOAD_SLOWER = 5.0
+"""The same for payloads, whose end by TensorFlow's limit is the only one that raises an error in a graph."""
 
 
 @dataclass
@@ -62,6 +66,7 @@ class TensorFlowCommunicator(NativeCommunicator):
     """
 
     name: ClassVar[str] = "tensorflow"
+    ops_run_in_sessions: ClassVar[bool] = False
 
     def __init__(self) -> None:
         global _servers
@@ -70,6 +75,7 @@ class TensorFlowCommunicator(NativeCommunicator):
             meeting = meet(os.environ)
             _servers = Servers(meeting, _start(meeting))
         super().__init__(_servers.roster, _servers.keys)
+        self._thread = DeadlineThread("hvdx-tensorflow")
         meeting = _servers.meeting
         self.topology = Topology.from_hosts(meeting.rank, meeting.hosts)
         self._gpu = bool(tf.config.get_visible_devices("GPU"))
@@ -80,15 +86,19 @@ class TensorFlowCommunicator(NativeCommunicator):
     # -- ops -------------------------------------------------------------------------------------------------------
 
     def _rows(self, row: np.ndarray, waiting: Waiting) -> np.ndarray:
+        # Another thread waits, so that the limit need not be TensorFlow's: it aborts with noise, and not always well.
         try:
-            with tf.device("/CPU:0"):
-                # one key for headers, another for words: an instance of a collective has one shape
-                key = 1 + int(row.size != 8)
-                return self._gather_op(tf.constant(row[np.newaxis]), key, waiting.limit).numpy()
-        except tf.errors.DeadlineExceededError as error:
-            raise StallError(first_lines(error)) from error
+            return self._thread.call(lambda: self._gather_rows(row, waiting.limit + _SLOWER), waiting.limit)
+        except TimeoutError:
+            raise StallError("TensorFlow's exchange did not end") from None
         except tf.errors.OpError as error:
             raise self._failed(error) from None
+
+    def _gather_rows(self, row: np.ndarray, seconds: float) -> np.ndarray:
+        key = 1 + int(row.size != HEADER_LENGTH)  # headers and words: an instance of a collective has one shape
+        with tf.device("/CPU:0"):
+            result: np.ndarray = self._gather_op(tf.constant(row[np.newaxis]), key, seconds).numpy()
+        return result
 
     def _reduce(self, tensors: list[Any], op: ReduceOp, numbers: Any, threshold: int) -> list[Any]:
         wired = [reducible(tensor, op, _REDUCED, self.topology.size) for tensor in tensors]
@@ -128,7 +138,7 @@ class TensorFlowCommunicator(NativeCommunicator):
         flat = tf.reshape(padded, [-1])
         words = to_words(flat) if flat.dtype in _SMALL else flat
         with self._device(words.dtype):
-            gathered = self._gather_op(words[tf.newaxis], _key(numbers, 0), environment.TIMEOUT.read())
+            gathered = self._gather_op(words[tf.newaxis], _key(numbers, 0))
         if flat.dtype in _SMALL:
             gathered = tf.reshape(from_words(tf.reshape(gathered, [-1]), flat.dtype), [size, -1])[:, : tf.size(flat)]
         every = tf.reshape(gathered, tf.concat([[size, longest], row], 0))
@@ -147,8 +157,11 @@ class TensorFlowCommunicator(NativeCommunicator):
                 results[slot.index] = tf.reshape(part, slot.shape)
         return [results[index] for index in range(len(tensors))]
 
-    def _gather_op(self, tensor: Any, key: Any, seconds: float) -> Any:
-        return tf.raw_ops.CollectiveGatherV2(input=tensor, **(self._common(tensor, key) | {"timeout_seconds": seconds}))
+    def _gather_op(self, tensor: Any, key: Any, seconds: float | None = None) -> Any:
+        common = self._common(tensor, key)
+        if seconds is not None:
+            common["timeout_seconds"] = seconds
+        return tf.raw_ops.CollectiveGatherV2(input=tensor, **common)
 
     def _common(self, tensor: Any, key: Any) -> dict[str, Any]:
         on_gpu = self._gpu and tensor.dtype in _ON_GPU
@@ -158,7 +171,7 @@ class TensorFlowCommunicator(NativeCommunicator):
             "instance_key": key,
             "ordering_token": [],
             "communication_hint": "nccl" if on_gpu else "ring",
-            "timeout_seconds": environment.TIMEOUT.read(),
+            "timeout_seconds": environment.TIMEOUT.read() + _PAYLOAD_SLOWER,
         }
 
     def _device(self, dtype: Any) -> contextlib.AbstractContextManager[Any]:
@@ -180,6 +193,8 @@ def _start(meeting: Meeting) -> Any:
     _choose_gpu(meeting.local_rank)
     _configure_coordination(meeting)
     limit = environment.START_TIMEOUT.read()
+    if not meeting.met:
+        roll_call(meeting.rank, meeting.addresses, limit)
     with _tf_config(meeting):
         try:
             return DeadlineThread("hvdx-start").call(_make_strategy, limit)
@@ -245,6 +260,6 @@ def _configure_coordination(meeting: Meeting) -> None:
         service_type="standalone",
         service_leader=f"/job:{next(iter(meeting.cluster))}/replica:0/task:0",
         cluster_register_timeout_in_ms=int(1000 * environment.START_TIMEOUT.read()),
-        heartbeat_timeout_in_ms=int(1000 * (environment.TIMEOUT.read() + _NO_LESS_THAN)),
+        heartbeat_timeout_in_ms=int(1000 * (environment.TIMEOUT.read() + _SLOWER)),
         coordinated_jobs=jobs,
     )

@@ -155,6 +155,20 @@ def test_unequal_numbers_of_rows_and_none_at_all(world: Any) -> None:
             )
 
 
+def test_in_a_graph_of_version_1_with_a_session(world: Any) -> None:
+    rank, size = world.rank(), world.size()
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [3])
+        summed = world.allreduce(x, world.Sum)
+        with tf.control_dependencies([summed]):
+            gathered = world.allgather(x)
+        with tf.compat.v1.Session() as session:
+            for turn in range(3):
+                results = session.run([summed, gathered], {x: [rank, turn, 1]})
+    assert results[0].tolist() == [size * (size - 1) / 2, 2 * size, size]
+    assert results[1].tolist() == [n for r in range(size) for n in (r, 2, 1)]
+
+
 def test_a_call_in_a_tape_is_not_differentiated_through_the_library(world: Any) -> None:
     x = tf.Variable([1.0, 2.0])
     with tf.GradientTape() as tape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from hvdx.comm import choose
-from hvdx.comm.addresses import Contact, contact, reachable
+from hvdx.comm.addresses import Contact, contact, free_port, reachable
 from hvdx.comm.call import Keys
 from hvdx.comm.deadline import DeadlineThread
 from hvdx.comm.launchers import Launcher, by_horovodrun
@@ -21,9 +22,10 @@ from hvdx.comm.monitor import ranks
 from hvdx.comm.native import rounded
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.comm.rendezvous import Meeting, from_contacts, from_list, from_tf_config, meet
+from hvdx.comm.roll_call import roll_call
 from hvdx.comm.roster import TOKEN_BYTES, Roster
 from hvdx.comm.wire import from_words, moving, reducible, to_words
-from hvdx.errors import ConfigurationError, WorldError
+from hvdx.errors import ConfigurationError, StallError, WorldError
 
 TAKEN = frozenset({tf.float16, tf.float32, tf.float64, tf.int32, tf.int64})
 
@@ -128,6 +130,48 @@ def test_automatic_choice_without_gpus() -> None:
         "tensorflow",
         "single",
     )
+
+
+def test_the_roll_call_waits_for_everybody_and_frees_the_port() -> None:
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(4)]
+    for _ in range(2):
+        callers = [threading.Thread(target=roll_call, args=(rank, addresses, 30)) for rank in (3, 1, 0, 2)]
+        for caller in callers:
+            caller.start()
+            time.sleep(0.05)
+        for caller in callers:
+            caller.join(30)
+            assert not caller.is_alive()
+
+
+def test_a_rank_that_misses_the_roll_call_is_named_on_all_ranks() -> None:
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    said: dict[int, str] = {}
+
+    def call(rank: int) -> None:
+        with pytest.raises(StallError) as caught:
+            roll_call(rank, addresses, 1)
+        said[rank] = str(caught.value)
+
+    callers = [threading.Thread(target=call, args=(rank,)) for rank in (0, 2)]
+    for caller in callers:
+        caller.start()
+    # a stranger who knows nothing does not count
+    host, _, port = addresses[0].rpartition(":")
+    time.sleep(0.2)
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(b"hvdx1000")
+        for caller in callers:
+            caller.join(30)
+    assert f"Missing: rank 1 at {addresses[1]}." in said[0]
+    assert f"Rank 0 at {addresses[0]} did not give the start" in said[2]
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(WorldError, match=f"cannot use its address {address}"):
+            roll_call(0, [address, "127.0.0.1:1"], 5)
 
 
 # -- who is missing ------------------------------------------------------------------------------------------------
