@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -56,28 +57,40 @@ def check_pipeline(dataset: tf.data.Dataset, options: ShardOptions) -> None:
         _check_order(dataset)
 
 
-def _check_order(dataset: tf.data.Dataset) -> None:
-    """Each rank takes every N-th element, so all must see the elements in one order."""
+def steps_of(dataset: tf.data.Dataset) -> Iterator[Any]:
+    """Yield the steps of a pipeline, from the last one back to its sources."""
     pending = [dataset]
     while pending:
         node = pending.pop()
         pending.extend(node._inputs())
+        yield node
+
+
+def shuffle_seeds(dataset: tf.data.Dataset) -> list[list[int]]:
+    """Return the seeds of the pipeline's own shuffling; the ranks must have the same."""
+    found = []
+    for node in steps_of(dataset):
+        seeds = [tf.get_static_value(getattr(node, name, None)) for name in ("_seed", "_seed2")]
+        if "Shuffle" in type(node).__name__ and None not in seeds:
+            found.append([int(seed) for seed in seeds])
+    return found
+
+
+def _check_order(dataset: tf.data.Dataset) -> None:
+    """Each rank takes every N-th element, so all must see the elements in one order."""
+    if [0, 0] in shuffle_seeds(dataset):
+        raise ConfigurationError(
+            "hvd.shard got a dataset that is already shuffled, without a seed: every rank has another order, so "
+            "samples would be lost and repeated. Shard first: remove .shuffle() (and shuffle=True, the default, of "
+            "Dataset.list_files) before hvd.shard, which shuffles afterwards."
+        )
+    for node in steps_of(dataset):
         name = type(node).__name__
-        if "Shuffle" in name and _is_zero(getattr(node, "_seed", None)) and _is_zero(getattr(node, "_seed2", None)):
-            raise ConfigurationError(
-                "hvd.shard got a dataset that is already shuffled, without a seed: every rank has another order, so "
-                "samples would be lost and repeated. Shard first: remove .shuffle() (and shuffle=True, the default, of "
-                "Dataset.list_files) before hvd.shard, which shuffles afterwards."
-            )
         if getattr(node, "_deterministic", None) == "false":
             raise ConfigurationError(
                 f"hvd.shard got a dataset with deterministic=False ({name.strip('_')}): every rank may have another "
                 "order, so samples would be lost and repeated. Remove it, or do that step after hvd.shard."
             )
-
-
-def _is_zero(seed: Any) -> bool:
-    return seed is not None and tf.get_static_value(seed) == 0
 
 
 def _is_batched(dataset: tf.data.Dataset) -> bool:

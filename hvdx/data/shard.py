@@ -62,7 +62,7 @@ def shard(
         result, count, text = _of_dataset(data, options)
     else:
         result, count, text = _of_arrays(data, options)
-    _compare_ranks(count, options)
+    _compare_ranks(data, count, options)
     _say(text, options)
     settings = tf.data.Options()
     settings.deterministic = True
@@ -102,23 +102,26 @@ def _of_dataset(data: tf.data.Dataset, options: ShardOptions) -> tuple[tf.data.D
     return datasets.shard_unknown(data, options), count, f"{text}; what does not fill a step of all ranks is left out"
 
 
-def _compare_ranks(count: int, options: ShardOptions) -> None:
-    """Raise on every rank where they would make different numbers of steps."""
+def _compare_ranks(data: Any, count: int, options: ShardOptions) -> None:
+    """Raise on every rank where they would make different numbers of steps, or deal differently ordered samples."""
     if options.size == 1 or not tf.executing_eagerly():
         return
     mine = {
         "number of samples": {-1: "endless", -2: "unknown"}.get(count, count),
         "batch_size": options.batch_size,
         "drop_remainder": bool(options.drop_remainder),
+        "seed of the dataset's own .shuffle()": datasets.shuffle_seeds(data)
+        if isinstance(data, tf.data.Dataset)
+        else [],
     }
     everyone = allgather_object(mine, name="what the ranks gave hvd.shard")
     for key in mine:
         values = [facts[key] for facts in everyone]
-        if len(set(values)) > 1:
+        if any(value != values[0] for value in values):
             listed = ", ".join(f"rank {rank} {value}" for rank, value in enumerate(values))
             raise ConfigurationError(
-                f"hvd.shard: the {key} differs between ranks: {listed}. Give every rank the whole data and the same "
-                "options; hvd.shard picks each rank's part."
+                f"hvd.shard: the {key} differs between ranks: {listed}. Give every rank the whole data, not "
+                "shuffled, and the same options; hvd.shard picks each rank's part and shuffles it."
             )
 
 

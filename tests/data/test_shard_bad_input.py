@@ -65,11 +65,17 @@ def test_inside_a_function() -> None:
 
 @pytest.mark.np(2, 3, plain=False)
 def test_orders_that_differ_between_ranks() -> None:
+    tf.random.set_seed(None)
     numbers = tf.data.Dataset.range(12)
     with pytest.raises(hvd.ConfigurationError, match=r"already shuffled, without a seed.*Shard first"):
         hvd.shard(numbers.shuffle(12).map(lambda v: v + 1), 2)
     with pytest.raises(hvd.ConfigurationError, match=r"deterministic=False \(ParallelMapDataset\)"):
         hvd.shard(numbers.map(lambda v: v, num_parallel_calls=2, deterministic=False), 2)
+    tf.random.set_seed(1 + hvd.rank())
+    by_global_seed = numbers.shuffle(12)
+    with pytest.raises(hvd.ConfigurationError, match=r"seed of the dataset's own .shuffle\(\) differs.*rank 0 \[\[1, "):
+        hvd.shard(by_global_seed, 2)
+    tf.random.set_seed(1)
     seeded = hvd.shard(numbers.shuffle(12, seed=1), 2)
     seen = hvd.allgather_object([v for batch in seeded for v in batch.numpy().tolist()])
     assert sorted(v for values in seen for v in values) == list(range(12))
