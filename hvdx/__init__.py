@@ -79,7 +79,8 @@ _HOMES = {
     "hvdx.data.once_per_host": "once_per_host",
     "hvdx.data.shard": "shard",
     "hvdx.errors": "CheckpointError CollectiveError ConfigurationError GradientError HvdxError LaunchError "
-    "MismatchError MissingDependencyError NotInitializedError OptimizerError StallError UnsupportedError WorldError XlaError",
+    "MismatchError MissingDependencyError NotInitializedError OptimizerError StallError UnsupportedError "
+    "WorldError XlaError",
     "hvdx.ops.allgather": "allgather",
     "hvdx.ops.allreduce": "Average Max Min Product Sum allreduce grouped_allreduce",
     "hvdx.ops.barrier": "barrier",

@@ -93,12 +93,8 @@ STALL_WARNING = Variable(
     "HOROVOD_STALL_CHECK_TIME_SECONDS",
 )  # fmt: skip
 LOG = Variable("HVDX_LOG", str, "warning", "log level: debug, info, warning or error", "HOROVOD_LOG_LEVEL")
-EXPECTED_SIZE = Variable(
-    "HVDX_EXPECTED_SIZE", int, None, "number of ranks the launcher started; set by hvdxrun"
-)
-THREADS_PER_RANK = Variable(
-    "HVDX_THREADS_PER_RANK", int, None, "threads of TensorFlow's pools; set by hvdxrun"
-)
+EXPECTED_SIZE = Variable("HVDX_EXPECTED_SIZE", int, None, "number of ranks the launcher started; set by hvdxrun")
+THREADS_PER_RANK = Variable("HVDX_THREADS_PER_RANK", int, None, "threads of TensorFlow's pools; set by hvdxrun")
 TF_ADDRESSES = Variable(
     "HVDX_TF_ADDRESSES", str, None, "host:port of every rank, by comma, for the tensorflow communicator"
 )

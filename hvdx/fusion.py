@@ -108,9 +108,7 @@ def views(bucket: Bucket, buffer: np.ndarray) -> list[np.ndarray]:
     return result
 
 
-def pack(
-    bucket: Bucket, tensors: Sequence[np.ndarray], buffer: np.ndarray, scale: float | None = None
-) -> None:
+def pack(bucket: Bucket, tensors: Sequence[np.ndarray], buffer: np.ndarray, scale: float | None = None) -> None:
     """Copy the bucket's tensors into `buffer`, multiplied by `scale` on the way where one is given.
 
     The padding between tensors is set to zero: it travels too, and must not hold a signalling value.

@@ -32,7 +32,7 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests for this number of ranks: `np(2, 3)` adds runs under MPI; `plain=False` leaves out the plain run."""
+    """Keep the tests for this number of ranks: `np(2, 3)` adds runs under MPI, `plain=False` drops the plain run."""
     kept, dropped = [], []
     for item in items:
         marker = item.get_closest_marker("np")

@@ -38,9 +38,7 @@ class PointToPoint:
         header[2 : 2 + array.ndim] = array.shape
         raw = array.reshape(-1).view(np.uint8)
         requests = [self.comm.Isend(header, destination, tag)]
-        requests += [
-            self.comm.Isend(raw[i : i + _PIECE], destination, tag) for i in range(0, raw.size, _PIECE)
-        ]
+        requests += [self.comm.Isend(raw[i : i + _PIECE], destination, tag) for i in range(0, raw.size, _PIECE)]
         what = f"send of {_words(array.dtype, array.shape)} to rank {destination} (tag {tag})"
         _wait(requests, what, f"rank {destination} did not receive it")
 
@@ -60,16 +58,15 @@ class PointToPoint:
         _wait([self.comm.Irecv(header, source, tag)], what, f"rank {source} sent nothing")
         came = tuple(int(n) for n in header[2 : 2 + int(header[1])])
         result = np.empty(int(np.prod(came, dtype=np.int64)) * _itemsize(int(header[0])), np.uint8)
-        requests = [
-            self.comm.Irecv(result[i : i + _PIECE], source, tag) for i in range(0, result.size, _PIECE)
-        ]
+        requests = [self.comm.Irecv(result[i : i + _PIECE], source, tag) for i in range(0, result.size, _PIECE)]
         _wait(requests, what, f"rank {source} stopped in the middle of it")
         fits = shape is None or (
             len(shape) == len(came) and all(a is None or a == b for a, b in zip(shape, came, strict=True))
         )
         if header[0] != _dtype_code(dtype) or not fits:
             raise MismatchError(
-                f"{what}: rank {source} sent {_words(_DTYPES[int(header[0])], came)}. Give recv the dtype and shape that is sent."
+                f"{what}: rank {source} sent {_words(_DTYPES[int(header[0])], came)}. "
+                "Give recv the dtype and shape that is sent."
             )
         return result.view(dtype).reshape(came)
 
@@ -77,9 +74,7 @@ class PointToPoint:
 def _all_dtypes() -> list[np.dtype]:
     import ml_dtypes
 
-    names = (
-        "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
-    )
+    names = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
     return [np.dtype(name) for name in names.split()] + [np.dtype(ml_dtypes.bfloat16)]
 
 

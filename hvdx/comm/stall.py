@@ -1,4 +1,4 @@
-"""Who is missing, when a wait has become too long: ranks that wait tell each other so, and who says nothing is the one."""
+"""Who is missing, when a wait has become too long: ranks that wait say so to each other; who says nothing is named."""
 
 from __future__ import annotations
 

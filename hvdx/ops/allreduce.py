@@ -155,7 +155,7 @@ def _scale(value: Any, factor: float) -> Any:
         return value
     if not (value.dtype.is_floating or value.dtype.is_complex):
         raise ConfigurationError(
-            f"prescale_factor and postscale_factor need a floating-point tensor. Received: {value.dtype.name} with {factor}."
+            f"scale factors need a floating-point tensor. Received: {value.dtype.name}, {factor}."
         )
     return value * tf.cast(factor, value.dtype)
 

@@ -65,7 +65,8 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
     """
     communicator = world.communicator()
     communicator.check_root(root_rank)
-    numeric, skipped = [], []
+    numeric: list[Any] = []
+    skipped: list[Any] = []
     for variable in variables:
         (numeric if _is_numeric(variable) else skipped).append(variable)
     if skipped:

@@ -1,4 +1,4 @@
-"""Reducing IndexedSlices: rows that were touched travel, duplicates summed first, unless the dense tensor is smaller."""
+"""Reducing IndexedSlices: touched rows travel, duplicates summed first, unless the dense tensor is smaller."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_ranks_that_are_alone_though_more_were_started_are_refused() -> None:
     class Alone(SingleCommunicator):
         name = "mpi"
 
-    with pytest.raises(WorldError, match="started 4 processes.*sees 1"):
+    with pytest.raises(WorldError, match=r"started 4 processes.*sees 1"):
         choose.check_size(Alone(), {"PMI_SIZE": "4"})
     choose.check_size(Alone(), {"PMI_SIZE": "1"})
 

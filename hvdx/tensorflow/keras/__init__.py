@@ -1,4 +1,4 @@
-"""The names of `horovod.tensorflow.keras`, for programs that change one import; everything is hvdx's own, see the package `hvdx`."""
+"""The names of `horovod.tensorflow.keras`, for programs that change one import; all of it is hvdx's own."""
 
 from hvdx import *  # noqa: F403
 from hvdx import __all__ as __all__
