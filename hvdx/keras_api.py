@@ -154,22 +154,17 @@ def trainer_class_of_keras_3() -> Any:
 # -- optimizers: their state ---------------------------------------------------------------------------------------
 
 
-def is_optimizer(value: Any) -> bool:
-    """Return whether it is an optimizer of any Keras."""
-    return any(name in _BASES for name in base_names(value))
-
-
 def optimizers(model: Any) -> list[Any]:
     """Return the model's optimizer and others that it keeps as attributes, each once."""
     found = [getattr(model, "optimizer", None), *vars(model).values()]
-    unique = {id(value): value for value in found if value is not None and is_optimizer_like(value)}
+    unique = {id(value): value for value in found if value is not None and is_optimizer(value)}
     inner = {id(value.inner_optimizer) for value in unique.values() if is_loss_scale_optimizer(value)}
     return [value for key, value in unique.items() if key not in inner]
 
 
-def is_optimizer_like(value: Any) -> bool:
+def is_optimizer(value: Any) -> bool:
     """Return whether it is an optimizer or a LossScaleOptimizer of any Keras."""
-    return is_optimizer(value) or is_loss_scale_optimizer(value)
+    return is_loss_scale_optimizer(value) or any(name in _BASES for name in base_names(value))
 
 
 def optimizer_is_built(optimizer: Any) -> bool:
@@ -244,7 +239,7 @@ def check_optimizer_of_model(model: Any) -> None:
         OptimizerError: they are not; names both.
     """
     whose, optimizer = model_family(model), getattr(model, "optimizer", None)
-    if whose is None or optimizer is None or not is_optimizer_like(optimizer):
+    if whose is None or optimizer is None or not is_optimizer(optimizer):
         return
     root = type(model).__mro__[[name in _MODEL_BASES for name in base_names(model)].index(True)].__module__
     names = [name for name in base_names(inner_optimizer(optimizer)) if name in _BASES]
