@@ -69,6 +69,11 @@ class Keys:
         return self._known[call]
 
 
+def as_array(tensor: Any) -> np.ndarray:
+    """Return an eager tensor's values, or an array itself; also of dtypes that only TensorFlow's conversion knows."""
+    return np.asarray(tensor.numpy() if hasattr(tensor, "numpy") else tensor)
+
+
 def numpy_dtype_of(tensor: Any) -> np.dtype:
     """Return the numpy dtype of a tensor or array."""
     return np.dtype(getattr(tensor.dtype, "as_numpy_dtype", tensor.dtype))

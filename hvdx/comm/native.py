@@ -23,7 +23,7 @@ from hvdx import environment
 from hvdx.comm import departure
 from hvdx.comm.addresses import Contact, contact, reachable
 from hvdx.comm.agreement import LEAVING, Agreement, Waiting
-from hvdx.comm.call import Call, Keys, fingerprint_op, numpy_dtype_of, without_empty
+from hvdx.comm.call import Call, Keys, as_array, fingerprint_op, numpy_dtype_of, without_empty
 from hvdx.comm.communicator import Communicator, Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.first_batch import fingerprint, warn_if_equal
@@ -191,7 +191,7 @@ class NativeCommunicator(Communicator):
         """Run a call on eager tensors or arrays; the caller holds the lock."""
         shapes = [tuple(tensor.shape) for tensor in tensors]
         dtypes = [numpy_dtype_of(tensor) for tensor in tensors]
-        mark = fingerprint([np.asarray(tensor) for tensor in tensors]) if call.watch[0] else 0
+        mark = fingerprint([as_array(tensor) for tensor in tensors]) if call.watch[0] else 0
         numbers = self._agree(call, call.signature(shapes, dtypes), shapes[0][0] if call.ragged else 0, mark)
         return self._pay(call, tensors, numbers), numbers
 

@@ -5,22 +5,28 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 import hvdx as hvd
 
 
+def stop_rank_1() -> None:
+    """Stop rank 1, after what it still has to send of the last collective has left."""
+    if hvd.rank() == 1:
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def stop(tf: Any) -> None:
     """Rank 1 is stopped before a collective."""
-    if hvd.rank() == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
+    stop_rank_1()
     hvd.allreduce(tf.ones([3]), name="weights")
 
 
 def stop_in_graph(tf: Any) -> None:
     """The same, where the collective is in a graph."""
-    if hvd.rank() == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
+    stop_rank_1()
     tf.function(lambda: hvd.allreduce(tf.ones([3]), name="weights"))()
 
 

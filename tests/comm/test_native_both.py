@@ -118,10 +118,11 @@ def test_small_and_large_thresholds_give_the_same(world: Any) -> None:
             assert result.numpy().tolist() == (tensor * tf.cast(world.size(), tensor.dtype)).numpy().tolist()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("graph", [False, True])
-def test_equal_first_batches_are_noticed_once(world: Any, graph: bool) -> None:
+def test_equal_first_batches_are_noticed_once(world: Any, graph: bool, dtype: str) -> None:
     communicator = world.world.communicator()
-    message = f"the same everywhere, in a graph: {graph}"
+    message = f"the same everywhere, in a graph: {graph}, {dtype}"
     label = Label("gradients", ("w",), message)
     said: list[str] = []
     handler = logging.Handler()
@@ -133,7 +134,7 @@ def test_equal_first_batches_are_noticed_once(world: Any, graph: bool) -> None:
             def call(x: Any) -> Any:
                 return communicator.grouped_allreduce([x], ReduceOp.SUM, label, 0)[0]
 
-            (tf.function(call) if graph else call)(tf.fill([3], value))
+            (tf.function(call) if graph else call)(tf.cast(tf.fill([3], value), dtype))
         different = Label("gradients", ("w",), "this is never said")
         communicator.grouped_allreduce([tf.fill([3], float(world.rank()))], ReduceOp.SUM, different, 0)
     finally:
