@@ -67,6 +67,16 @@ class Variable:
         return self.default
 
 
+def check_threshold(threshold: Any) -> None:
+    """Check a fusion threshold given as an argument; None stands for the variable's value.
+
+    Raises:
+        ConfigurationError: it is no number of bytes.
+    """
+    if threshold is not None and (isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 0):
+        raise ConfigurationError(f"fusion_threshold is a number of bytes, 0 or more. Received: {threshold!r}.")
+
+
 COMM = Variable("HVDX_COMM", str, "auto", "communicator: auto, single, mpi, horovod or tensorflow")
 FUSION_THRESHOLD = Variable(
     "HVDX_FUSION_THRESHOLD", _to_bytes, 128 * 1024 * 1024,

@@ -18,6 +18,7 @@ from hvdx.errors import HvdxError, NotInitializedError
 
 _communicator: Communicator | None = None
 _failed = False
+_together = True  # whether every world that this process has left was left by all its ranks
 _hooks_installed = False
 _lock = threading.Lock()
 
@@ -50,11 +51,11 @@ def init(comm: Any = None) -> None:
 
 def shutdown() -> None:
     """Leave the world; collective. `init` may be called again afterwards, except that MPI stays loaded."""
-    global _communicator
+    global _communicator, _together
     with _lock:
         communicator, _communicator = _communicator, None
     if communicator is not None:
-        communicator.close(clean=True)
+        _together = communicator.close(clean=True) and _together
 
 
 def is_initialized() -> bool:
@@ -109,7 +110,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Return whether every host has the same number of ranks; collective at its first call."""
+    """Return whether every host has the same number of ranks; collective."""
     sizes = communicator().allgather_bytes(str(local_size()).encode(), "number of ranks per host")
     return len(set(sizes)) == 1
 
@@ -134,7 +135,7 @@ def _install_hooks() -> None:
 def _repeat_cause(error: BaseException) -> None:
     """TensorFlow wraps an error raised inside a step in one of its own; say hvdx's once more, as the last lines."""
     cause = last_error()
-    if cause and not isinstance(error, HvdxError):
+    if cause and not isinstance(error, HvdxError) and str(cause).splitlines()[0] in str(error):
         print(f"{type(cause).__module__}.{type(cause).__name__}: {cause}", file=sys.stderr, flush=True)
 
 
@@ -142,7 +143,7 @@ def _leave() -> None:
     """At exit: go together with the others, or, after a failure, without waiting for them."""
     global _communicator
     current, _communicator = _communicator, None
-    together = current is None or current.close(clean=not _failed)
+    together = (current is None or current.close(clean=not _failed)) and _together
     if "hvdx.comm.mpi_library" in sys.modules:
         from hvdx.comm import mpi_library
 

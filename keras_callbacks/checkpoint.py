@@ -11,6 +11,7 @@ import numpy as np
 
 from hvdx import keras_api, world
 from hvdx.comm.reduce_op import is_numeric
+from hvdx.data.epochs import skip_to
 from hvdx.errors import CheckpointError, ConfigurationError
 from hvdx.logs import log
 from hvdx.ops.broadcast import broadcast_variables, variable_name
@@ -134,6 +135,7 @@ class CheckpointCallback(Callback):
                 "the model has none before its first step. Call the model on one batch before fit."
             )
         keras_api.set_initial_epoch(self.model, epoch)
+        skip_to(epoch)  # the order in which hvd.shard reads goes on too
         if world.rank() == 0:
             log.info("going on after epoch %d of %s", epoch, self.directory)
 

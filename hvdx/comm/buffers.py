@@ -39,9 +39,7 @@ class BufferPool:
                 if sys.getrefcount(self._owners[index]) != 2:
                     continue
                 size = self._owners[index].nbytes
-                if need <= size <= max(2 * need, _PAGE) and (
-                    best is None or size < self._owners[best].nbytes
-                ):
+                if need <= size <= max(2 * need, _PAGE) and (best is None or size < self._owners[best].nbytes):
                     best = index
             if best is None:
                 self._drop_idle(need)
@@ -53,6 +51,4 @@ class BufferPool:
 
     def _drop_idle(self, need: int) -> None:
         """Free idle buffers before a new one is made, so that changing shapes do not pile up memory."""
-        self._owners = [
-            owner for owner in self._owners if sys.getrefcount(owner) != 3 or owner.nbytes < need // 4
-        ]
+        self._owners = [owner for owner in self._owners if sys.getrefcount(owner) != 3 or owner.nbytes < need // 4]

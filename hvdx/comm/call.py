@@ -46,7 +46,7 @@ class Call:
             TensorSpec(self.label.name(i), self.shape(shape), dtype.name)
             for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
         )
-        return Signature(self.kind, self.label.what, tuple(specs), self.detail)
+        return Signature(self.kind, self.label.what, tuple(specs), self.detail, self.label.missing)
 
 
 class Keys:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hvdx import environment
 from hvdx.comm.communicator import Communicator
+from hvdx.comm.deadline import start_limit
 from hvdx.comm.launchers import by_horovodrun, detect
 from hvdx.errors import ConfigurationError, WorldError
 from hvdx.logs import log
@@ -67,9 +68,10 @@ def automatic(environ: Mapping[str, str]) -> str:
 
 def _make(name: str) -> Communicator:
     if name == "mpi":
-        from hvdx.comm.mpi import MpiCommunicator
+        with start_limit("MPI to start"):
+            from hvdx.comm.mpi import MpiCommunicator
 
-        return MpiCommunicator()
+            return MpiCommunicator()
     if name == "horovod":
         from hvdx.comm.horovod import HorovodCommunicator
 

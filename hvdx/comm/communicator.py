@@ -52,13 +52,13 @@ class Label:
         what: what the tensors are ("gradients").
         names: one name a tensor; generic names where it is empty.
         warn_if_equal: said once if, at the first exchange, all ranks bring the same bits.
-        missing: names of tensors that this rank lacks; if another rank has them, that is an error which says so.
+        missing: place and name of tensors that this rank lacks; if another rank has them, that is an error.
     """
 
     what: str = "tensor(s)"
     names: tuple[str, ...] = ()
     warn_if_equal: str = ""
-    missing: tuple[str, ...] = ()
+    missing: tuple[tuple[int, str], ...] = ()
 
     def name(self, index: int) -> str:
         """Return the name of tensor `index`."""

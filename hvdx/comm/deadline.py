@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from hvdx import environment
+from hvdx.logs import log
+
 T = TypeVar("T")
+
+
+EXIT_CODE = 75
+"""Exit code of a process that ends itself since a call below Python never returned (EX_TEMPFAIL of sysexits.h)."""
+
+
+@contextlib.contextmanager
+def start_limit(what: str) -> Iterator[None]:
+    """End this process if the block, in which no exception can be raised, takes longer than HVDX_START_TIMEOUT.
+
+    Args:
+        what: what is waited for.
+    """
+    limit = environment.START_TIMEOUT.read()
+
+    def give_up() -> None:
+        log.error("waited %g s (HVDX_START_TIMEOUT) for %s: a rank has not started. This rank ends.", limit, what)
+        sys.stderr.flush()
+        os._exit(EXIT_CODE)
+
+    timer = threading.Timer(limit + 5, give_up)  # later than the limits inside, whose errors name the rank
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class DeadlineThread:

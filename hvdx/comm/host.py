@@ -21,21 +21,25 @@ from hvdx.comm.communicator import Communicator, Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.first_batch import fingerprint, warn_if_equal
 from hvdx.comm.reduce_op import ReduceOp, is_half, require_reducible
-from hvdx.comm.signature import Signature, TensorSpec
+from hvdx.comm.signature import Signature, TensorSpec, check_thresholds
 from hvdx.errors import ConfigurationError
 from hvdx.logs import log
+
+_MOST_PLANS = 256
+"""Plans kept; a program whose shapes change all the time must not grow for ever."""
 
 
 class HostCommunicator(Communicator):
     """A subclass moves contiguous numpy buffers; everything else is here.
 
-    The four primitives below run one at a time, after the ranks have agreed on the call, so they need not check.
+    The five primitives below run one at a time, after the ranks have agreed on the call, so they need not check.
     """
 
     def __init__(self) -> None:
         self._agreement = Agreement(self._exchange)
         self._pool = BufferPool()
         self._plans: dict[tuple[Any, ...], tuple[Signature, fusion.Plan]] = {}
+        self._watched: dict[tuple[str, tuple[str, ...]], list[bool]] = {}
 
     @abc.abstractmethod
     def _exchange(self, row: np.ndarray, waiting: Waiting) -> np.ndarray:
@@ -62,7 +66,7 @@ class HostCommunicator(Communicator):
     def grouped_allreduce(self, tensors: Sequence[Any], op: ReduceOp, label: Label, threshold: int) -> list[Any]:
         for tensor in tensors:
             require_reducible(numpy_dtype(tensor), op)
-        watch = [bool(label.warn_if_equal)]
+        watch = self._watched.setdefault((label.what, label.names), [bool(label.warn_if_equal)])
 
         def exchange(*arrays: np.ndarray) -> list[np.ndarray]:
             with self._agreement.lock:
@@ -75,7 +79,8 @@ class HostCommunicator(Communicator):
     ) -> list[np.ndarray]:
         signature, plan = self._plan(arrays, op, label, threshold)
         mark = fingerprint(arrays) if watch[0] else 0
-        headers = self._agreement.agree(signature, mark)
+        headers = self._agreement.agree(signature, mark, threshold)
+        check_thresholds(headers[:, 3], signature)
         if watch[0]:
             watch[0] = False
             warn_if_equal(mark, headers[:, 2], label.warn_if_equal)
@@ -94,6 +99,8 @@ class HostCommunicator(Communicator):
         if found is None:
             signature = Signature("allreduce", label.what, _specs(arrays, label), op.value, label.missing)
             plan = fusion.plan([a.shape for a in arrays], [a.dtype for a in arrays], threshold)
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
             found = self._plans[key] = (signature, plan)
             log.debug("%s", plan.describe([label.name(i) for i in range(len(arrays))]))
         return found
@@ -167,12 +174,11 @@ class HostCommunicator(Communicator):
         def exchange(*arrays: np.ndarray) -> list[np.ndarray]:
             values = [np.asarray(a) for a in arrays]
             signature = Signature("broadcast", label.what, _specs(values, label), f"root {root}")
-            plan = fusion.plan(
-                [a.shape for a in values], [a.dtype for a in values], environment.FUSION_THRESHOLD.read()
-            )
+            threshold = environment.FUSION_THRESHOLD.read()
+            plan = fusion.plan([a.shape for a in values], [a.dtype for a in values], threshold)
             buffers = []
             with self._agreement.lock:
-                self._agreement.agree(signature)
+                check_thresholds(self._agreement.agree(signature, 0, threshold)[:, 3], signature)
                 for bucket in plan.buckets:
                     buffer = self._pool.take(bucket.nbytes)
                     if root == self.topology.rank:

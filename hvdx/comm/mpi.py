@@ -7,8 +7,9 @@ collectives, watched by a thread, since a rank can also stop in the middle of on
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from hvdx.comm.mpi_library import MPI
 from hvdx.comm.point_to_point import PointToPoint
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.comm.signature import Signature
-from hvdx.comm.stall import Watchdog, find_missing
+from hvdx.comm.stall import Watchdog, asked, find_missing
 from hvdx.errors import CollectiveError, HvdxError, StallError
 from hvdx.logs import log
 
@@ -45,6 +46,8 @@ class MpiCommunicator(HostCommunicator):
     def __init__(self, comm: Any = None) -> None:
         super().__init__()
         parent = MPI.COMM_WORLD if comm is None else comm
+        self._notes = parent
+        self._meet(parent)
         self._comm = parent.Dup()
         self._notes = parent.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -55,6 +58,13 @@ class MpiCommunicator(HostCommunicator):
         self._ops = {
             ReduceOp.SUM: MPI.SUM, ReduceOp.MIN: MPI.MIN, ReduceOp.MAX: MPI.MAX, ReduceOp.PRODUCT: MPI.PROD,
         }  # fmt: skip
+
+    def _meet(self, parent: Any) -> None:
+        """Wait, with a limit, until all ranks have come; what follows then cannot wait for one that has not started."""
+        limit = environment.START_TIMEOUT.read()
+        signature = Signature("init", "the start of hvdx")
+        request = parent.Ibarrier()
+        self._wait(request, Waiting(signature, limit, "the start of MPI", time.monotonic(), 1), "HVDX_START_TIMEOUT")
 
     # -- primitives ------------------------------------------------------------------------------------------------
 
@@ -68,7 +78,7 @@ class MpiCommunicator(HostCommunicator):
             raise CollectiveError(f"MPI failed in {waiting.signature.describe()}: {error}") from error
         return rows
 
-    def _wait(self, request: Any, waiting: Waiting) -> None:
+    def _wait(self, request: Any, waiting: Waiting, variable: str = "HVDX_TIMEOUT") -> None:
         """Poll `request` until it is done, or say who is missing."""
         spin_until = time.perf_counter() + _SPIN_SECONDS
         while time.perf_counter() < spin_until:
@@ -81,7 +91,7 @@ class MpiCommunicator(HostCommunicator):
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE)
             seconds = waiting.seconds
-            if notes is None and seconds > min(warn_at, waiting.limit / 2):
+            if notes is None and (seconds > min(warn_at, waiting.limit / 2) or asked(self._notes)):
                 notes = find_missing(self._notes, waiting.sequence)
             if notes is not None:
                 notes.answer()
@@ -90,19 +100,27 @@ class MpiCommunicator(HostCommunicator):
                 warn_at = max(2 * warn_at, seconds)
             if seconds > waiting.limit:
                 missing = notes.missing() if notes is not None else []
-                raise StallError(
-                    f"{waiting.describe(missing)} The limit is {waiting.limit:g} s (HVDX_TIMEOUT)."
-                )
+                raise StallError(f"{waiting.describe(missing)} The limit is {waiting.limit:g} s ({variable}).")
+
+    @contextlib.contextmanager
+    def _payload(self) -> Iterator[None]:
+        """Watch a blocking call, and turn what MPI raises into hvdx's error; no collective can follow it."""
+        try:
+            with self._watchdog.watch(self._agreement):
+                yield
+        except MPI.Exception as error:
+            self._agreement.error = CollectiveError(f"MPI failed in {self._agreement.last}: {error}")
+            raise self._agreement.error from error
 
     def _reduce(self, buffer: np.ndarray, op: ReduceOp) -> None:
         step = _PIECE // buffer.dtype.itemsize
-        with self._watchdog.watch(self._agreement):
+        with self._payload():
             for start in range(0, buffer.size, step):
                 self._comm.Allreduce(MPI.IN_PLACE, buffer[start : start + step], self._ops[op])
 
     def _gather(self, part: np.ndarray, counts: Sequence[int], result: np.ndarray) -> None:
         total = sum(counts)
-        with self._watchdog.watch(self._agreement):
+        with self._payload():
             if total <= _PIECE:
                 self._comm.Allgatherv(part, [result, list(counts)])
                 return
@@ -115,7 +133,7 @@ class MpiCommunicator(HostCommunicator):
                 start += count
 
     def _alltoall(self, parts: np.ndarray, result: np.ndarray) -> None:
-        with self._watchdog.watch(self._agreement):
+        with self._payload():
             for start in range(0, parts.shape[1], _PIECE // self.topology.size):
                 stop = start + _PIECE // self.topology.size
                 sent = np.ascontiguousarray(parts[:, start:stop])
@@ -124,7 +142,7 @@ class MpiCommunicator(HostCommunicator):
                 result[:, start:stop] = received
 
     def _bcast(self, buffer: np.ndarray, root: int) -> None:
-        with self._watchdog.watch(self._agreement):
+        with self._payload():
             self._bcast_pieces(buffer, root)
 
     def _bcast_pieces(self, buffer: np.ndarray, root: int) -> None:

@@ -30,9 +30,12 @@ from hvdx.comm.first_batch import fingerprint, warn_if_equal
 from hvdx.comm.monitor import Monitor
 from hvdx.comm.reduce_op import ReduceOp, require_reducible
 from hvdx.comm.roster import TOKEN_BYTES, Roster
-from hvdx.comm.signature import Signature
-from hvdx.errors import CollectiveError, ConfigurationError, HvdxError, MismatchError, StallError, UnsupportedError
+from hvdx.comm.signature import Signature, check_thresholds
+from hvdx.errors import CollectiveError, ConfigurationError, HvdxError, StallError, UnsupportedError
 from hvdx.logs import log
+
+_MOST_FUNCTIONS = 512
+"""Payload functions kept; a program whose shapes change all the time must not grow for ever."""
 
 _ROWS, _FINGERPRINT, _THRESHOLD = 2, 3, 4
 """Columns of a header."""
@@ -55,6 +58,7 @@ class NativeCommunicator(Communicator):
         self._monitor = Monitor(roster, self._agreement)
         departure.install()
         self._functions: dict[tuple[Any, ...], Any] = {}
+        self._watched: dict[tuple[str, tuple[str, ...]], list[bool]] = {}
         self._keys = keys or Keys()
 
     @abc.abstractmethod
@@ -87,7 +91,7 @@ class NativeCommunicator(Communicator):
         def build(values: list[Any], numbers: Any) -> list[Any]:
             return without_empty(values, lambda full: self._reduce(full, op, numbers, threshold))
 
-        watch = [bool(label.warn_if_equal)]
+        watch = self._watched.setdefault((label.what, label.names), [bool(label.warn_if_equal)])
         call = Call("allreduce", op.value, label, build, (op, threshold), threshold=threshold, watch=watch)
         return self._run(call, tensors)
 
@@ -248,6 +252,8 @@ class NativeCommunicator(Communicator):
         shapes = [(None, *shape[1:]) if call.ragged else shape for shape in shapes]
         key = (call.kind, call.parameters, tuple(shapes), tuple(dtypes))
         if key not in self._functions:
+            if len(self._functions) >= _MOST_FUNCTIONS:
+                self._functions.clear()
 
             def payload(numbers: Any, *values: Any) -> list[Any]:
                 return call.build(list(values), numbers)
@@ -270,11 +276,7 @@ class NativeCommunicator(Communicator):
             The key is a number that the same call has again the next time, and no other call.
         """
         headers = self._agreement.agree(signature, rows, mark, call.threshold)
-        if (headers[:, _THRESHOLD] != call.threshold).any():
-            raise MismatchError(
-                f"The ranks' fusion thresholds differ: {headers[:, _THRESHOLD].tolist()} bytes on ranks 0, 1, ... in "
-                f"{signature.describe()}. Give all ranks the same HVDX_FUSION_THRESHOLD and fusion_threshold."
-            )
+        check_thresholds(headers[:, _THRESHOLD], signature)
         if call.watch[0]:
             call.watch[0] = False
             warn_if_equal(mark, headers[:, _FINGERPRINT], call.label.warn_if_equal)

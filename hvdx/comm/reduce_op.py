@@ -14,8 +14,8 @@ class ReduceOp(enum.Enum):
     """What an all-reduce computes of the ranks' values, element by element.
 
     Sum, Average, Product: numbers. Min, Max: real numbers and bool. The average of integers is the exact quotient
-    rounded towards zero (it is computed in 64 bits, so narrow integers do not overflow); floating-point numbers of
-    16 bits are accumulated in 32.
+    rounded towards zero (it is computed in 64 bits, so narrow integers do not overflow); averages of
+    floating-point numbers of 16 bits do not overflow either.
     """
 
     SUM = "Sum"
@@ -72,6 +72,4 @@ def require_reducible(dtype: np.dtype, op: ReduceOp) -> None:
             "or cast to an integer to count."
         )
     if dtype.kind == "c" and op not in _COMPLEX:
-        raise UnsupportedError(
-            f"allreduce with {op!r} is not defined for {dtype.name}. Use hvd.Sum or hvd.Average."
-        )
+        raise UnsupportedError(f"allreduce with {op!r} is not defined for {dtype.name}. Use hvd.Sum or hvd.Average.")

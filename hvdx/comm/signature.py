@@ -17,12 +17,12 @@ import numpy as np
 from hvdx.errors import GradientError, HvdxError, MismatchError
 
 HEADER_LENGTH = 8
-"""int64 numbers in a header: digest, sequence number, then values that may differ between ranks (see `Header`)."""
+"""int64 numbers in a header: digest, sequence number, then values that may differ between ranks (`header`)."""
 
 WORDS_LENGTH = 2048
 """Bytes of description a rank sends when headers differ."""
 
-_MISSING = re.compile(r"\[none for (.*?)\] ")
+_MISSING = re.compile(r"\[none for (.*?)(?:\] |$)")
 _COUNTER = re.compile(r"_\d+(?=/|$|:)")
 
 
@@ -49,19 +49,20 @@ class Signature:
         what: what the tensors are, in the user's words ("gradients", "metrics at the end of epoch 2").
         tensors: their names, shapes and dtypes.
         detail: the operation or the root rank ("Average", "root 0").
-        missing: names of tensors that this rank lacks.
+        missing: place and name of each tensor that this rank lacks.
     """
 
     kind: str
     what: str
     tensors: tuple[TensorSpec, ...] = ()
     detail: str = ""
-    missing: tuple[str, ...] = ()
+    missing: tuple[tuple[int, str], ...] = ()
     digest: int = field(init=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
         # Names carry counters that depend on what else a rank has built ("dense_3"); they do not count as different.
-        parts = [self.kind, self.detail, *(_COUNTER.sub("", name) for name in self.missing)]
+        parts = [self.kind, self.what, self.detail]
+        parts += [f"no {place}|{_COUNTER.sub('', name)}" for place, name in self.missing]
         parts += [f"{_COUNTER.sub('', spec.name)}|{spec.shape}|{spec.dtype}" for spec in self.tensors]
         raw = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).digest()
         object.__setattr__(self, "digest", int.from_bytes(raw, "little", signed=True))
@@ -75,7 +76,7 @@ class Signature:
 def _describe(signature: Signature) -> str:
     head = signature.kind + (f" ({signature.detail})" if signature.detail else "")
     if signature.missing:
-        head = f"[none for {', '.join(signature.missing)}] {head}"
+        head = f"[none for {', '.join(name for _, name in signature.missing)}] {head}"
     if not signature.tensors:
         return head + (f": {signature.what}" if signature.what else "")
     listed = ", ".join(spec.describe() for spec in signature.tensors[:24])
@@ -130,6 +131,23 @@ def mismatch(rows: np.ndarray, headers: np.ndarray) -> HvdxError:
     return MismatchError(
         f"The ranks called different collectives (call {count} of this job).\n" + "\n".join(lines) + f"\n{hint}"
     )
+
+
+def check_thresholds(thresholds: np.ndarray, signature: Signature) -> None:
+    """Check that all ranks cut their fusion buffers alike.
+
+    Args:
+        thresholds: each rank's fusion threshold in bytes.
+        signature: the call it is about.
+
+    Raises:
+        MismatchError: they differ; raised on every rank.
+    """
+    if (thresholds != thresholds[0]).any():
+        raise MismatchError(
+            f"The ranks' fusion thresholds differ: {thresholds.tolist()} bytes on ranks 0, 1, ... in "
+            f"{signature.describe()}. Give all ranks the same HVDX_FUSION_THRESHOLD and fusion_threshold."
+        )
 
 
 def _missing_somewhere(texts: Sequence[str]) -> GradientError | None:

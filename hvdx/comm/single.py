@@ -21,9 +21,7 @@ class SingleCommunicator(Communicator):
     def __init__(self) -> None:
         self.topology = Topology()
 
-    def grouped_allreduce(
-        self, tensors: Sequence[Any], op: ReduceOp, label: Label, threshold: int
-    ) -> list[Any]:
+    def grouped_allreduce(self, tensors: Sequence[Any], op: ReduceOp, label: Label, threshold: int) -> list[Any]:
         for tensor in tensors:
             require_reducible(numpy_dtype(tensor), op)
         return [tf.identity(tensor) for tensor in tensors]

@@ -14,12 +14,11 @@ import numpy as np
 
 from hvdx import environment
 from hvdx.comm.agreement import Agreement
+from hvdx.comm.deadline import EXIT_CODE
 from hvdx.comm.mpi_library import MPI
 from hvdx.logs import log
 
 _TAG = 7
-EXIT_CODE = 75
-"""Exit code of a rank that stopped in the middle of a payload (EX_TEMPFAIL of sysexits.h)."""
 
 
 class Notes:
@@ -58,6 +57,11 @@ class Notes:
         """Return the ranks that have not said that they wait too."""
         self.answer()
         return [rank for rank in range(self._comm.Get_size()) if rank not in self._seen]
+
+
+def asked(comm: Any) -> bool:
+    """Return whether another rank has said that it waits."""
+    return bool(comm.Iprobe(MPI.ANY_SOURCE, _TAG))
 
 
 def find_missing(comm: Any, sequence: int) -> Notes:
@@ -104,6 +108,7 @@ class Watchdog:
     def _run(self) -> None:
         limit = environment.TIMEOUT.read()
         while not self._stop.wait(min(1.0, limit / 4)):
+            limit = environment.TIMEOUT.read()
             since = self._since
             if since is not None and time.monotonic() - since > limit and self._agreement is not None:
                 self._leave(self._agreement, limit)

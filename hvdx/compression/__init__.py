@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdx.compression.codec import Codec
+from hvdx.compression.codec import Codec, check_codec
 from hvdx.compression.half import Bf16Codec, Fp16Codec
 from hvdx.compression.none import NoneCodec
 
@@ -15,4 +15,4 @@ class Compression:
     bf16: Codec = Bf16Codec()
 
 
-__all__ = ["Codec", "Compression"]
+__all__ = ["Codec", "Compression", "check_codec"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
+from hvdx.errors import ConfigurationError
+
 
 @runtime_checkable
 class Codec(Protocol):
@@ -14,3 +16,16 @@ class Codec(Protocol):
 
     def decompress(self, tensor: Any, ctx: Any) -> Any:
         """Return the tensor in its first dtype."""
+
+
+def check_codec(codec: Any) -> None:
+    """Check that `codec` can compress and decompress.
+
+    Raises:
+        ConfigurationError: it cannot; names what there is.
+    """
+    if not (callable(getattr(codec, "compress", None)) and callable(getattr(codec, "decompress", None))):
+        raise ConfigurationError(
+            "compression is hvd.Compression.none, fp16 or bf16, or an object with compress and decompress. "
+            f"Received: {codec!r}."
+        )

@@ -1,7 +1,7 @@
 """16-bit codecs: float32 and float64 travel as float16 or bfloat16.
 
-Sums are accumulated in 32 bits, so an average never overflows. float16 keeps 11 bits of precision and values up to
-65504; bfloat16 keeps 8 bits and the range of float32.
+An average never overflows: it is divided before it is summed, by the mpi communicator in 32 bits. float16 keeps 11 bits
+of precision and values up to 65504; bfloat16 keeps 8 bits and the range of float32.
 """
 
 from __future__ import annotations

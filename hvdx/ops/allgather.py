@@ -11,6 +11,7 @@ from hvdx.comm.communicator import Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.ops.convert import to_tensor
+from hvdx.ops.xla import refuse_inside_xla
 
 
 def allgather(tensor: Any, *, name: str | None = None) -> Any:
@@ -30,6 +31,7 @@ def allgather(tensor: Any, *, name: str | None = None) -> Any:
     The gradient of a rank's own input is the sum over all ranks of the gradients of its rows. Source: MPI 4.1
     standard, section 6.7 (MPI_Allgatherv).
     """
+    refuse_inside_xla()
     value = to_tensor(tensor)
     if value.shape.rank == 0:
         value = value[tf.newaxis]

@@ -11,10 +11,11 @@ from hvdx import environment, world
 from hvdx.comm.communicator import Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.reduce_op import ReduceOp, require_reducible
-from hvdx.compression import Codec, Compression
+from hvdx.compression import Codec, Compression, check_codec
 from hvdx.errors import ConfigurationError
 from hvdx.ops.convert import to_tensor
 from hvdx.ops.sparse import allreduce_slices
+from hvdx.ops.xla import refuse_inside_xla
 
 Sum, Average, Min, Max, Product = ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
 
@@ -95,7 +96,9 @@ def grouped_allreduce(
             f"There must be one name a tensor. Received: {len(values)} tensors, {len(names)} names."
         )
     label = Label("tensor(s)", tuple(names or (f"tensor_{i}" for i in range(len(values)))))
-    threshold = environment.FUSION_THRESHOLD.read() if fusion_threshold is None else int(fusion_threshold)
+    check_codec(compression)
+    environment.check_threshold(fusion_threshold)
+    threshold = environment.FUSION_THRESHOLD.read() if fusion_threshold is None else fusion_threshold
     values = [_scale(value, prescale_factor) for value in values]
     compressed, contexts = [], []
     for value in values:
@@ -112,6 +115,7 @@ def differentiable_allreduce(values: Sequence[Any], op: ReduceOp, label: Label, 
     if not values:
         world.communicator()
         return []
+    refuse_inside_xla()
     for value in values:
         require_reducible(numpy_dtype(value), op)
     communicator = world.communicator()
@@ -151,12 +155,12 @@ def _product_of_others(value: Any, label: Label) -> Any:
 
 
 def _scale(value: Any, factor: float) -> Any:
+    if isinstance(factor, bool) or not isinstance(factor, int | float):
+        raise ConfigurationError(f"A scale factor is a number. Received: {factor!r}.")
     if factor == 1.0:
         return value
     if not (value.dtype.is_floating or value.dtype.is_complex):
-        raise ConfigurationError(
-            f"scale factors need a floating-point tensor. Received: {value.dtype.name}, {factor}."
-        )
+        raise ConfigurationError(f"scale factors need a floating-point tensor. Received: {value.dtype.name}, {factor}.")
     return value * tf.cast(factor, value.dtype)
 
 

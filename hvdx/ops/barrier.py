@@ -6,6 +6,7 @@ from typing import Any
 
 from hvdx import world
 from hvdx.comm.communicator import Label
+from hvdx.ops.xla import refuse_inside_xla
 
 
 def barrier(*, name: str = "") -> Any:
@@ -21,4 +22,5 @@ def barrier(*, name: str = "") -> Any:
         MismatchError: a rank called another collective.
         StallError: a rank did not come within HVDX_TIMEOUT seconds.
     """
+    refuse_inside_xla()
     return world.communicator().barrier(Label(name))

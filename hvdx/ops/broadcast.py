@@ -12,8 +12,10 @@ from hvdx import world
 from hvdx.comm.communicator import Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.reduce_op import ReduceOp, is_numeric
+from hvdx.errors import ConfigurationError
 from hvdx.logs import log
 from hvdx.ops.convert import to_tensor
+from hvdx.ops.xla import refuse_inside_xla
 
 
 def broadcast(tensor: Any, root_rank: int = 0, *, name: str | None = None) -> Any:
@@ -31,6 +33,7 @@ def broadcast(tensor: Any, root_rank: int = 0, *, name: str | None = None) -> An
     The gradient at the root is the sum of all ranks' gradients; elsewhere it is zero. Source: MPI 4.1 standard,
     section 6.4 (MPI_Bcast).
     """
+    refuse_inside_xla()
     value = to_tensor(tensor)
     numpy_dtype(value)
     label = Label("tensor(s)", (name or "tensor_0",))
@@ -67,7 +70,12 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
     communicator.check_root(root_rank)
     numeric: list[Any] = []
     skipped: list[Any] = []
+    refuse_inside_xla()
     for variable in variables:
+        if not hasattr(variable, "assign"):
+            raise ConfigurationError(
+                f"broadcast_variables takes variables of TensorFlow or Keras. Received: {variable!r}."
+            )
         (numeric if _is_numeric(variable) else skipped).append(variable)
     if skipped:
         names = ", ".join(variable_name(variable) for variable in skipped)

@@ -10,6 +10,7 @@ from hvdx import world
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.errors import ConfigurationError
 from hvdx.ops.convert import to_tensor
+from hvdx.ops.xla import refuse_inside_xla
 
 _LARGEST_TAG = 32767
 
@@ -32,6 +33,7 @@ def send(tensor: Any, destination: int, tag: int = 0) -> Any:
             copy of it.)
         UnsupportedError: the communicator has no point-to-point messages (horovod, tensorflow).
     """
+    refuse_inside_xla()
     value = to_tensor(tensor)
     numpy_dtype(value)
     return world.communicator().send(value, destination, _check_tag(tag))
@@ -51,6 +53,7 @@ def recv(like: Any, source: int, tag: int = 0) -> Any:
         StallError: nothing came within HVDX_TIMEOUT seconds.
         UnsupportedError: the communicator has no point-to-point messages (horovod, tensorflow).
     """
+    refuse_inside_xla()
     spec = like if isinstance(like, tf.TensorSpec) else to_tensor(like)
     numpy_dtype(spec)
     return world.communicator().recv(spec.dtype, spec.shape, source, _check_tag(tag))

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from hvdx import world
 from hvdx.errors import OptimizerError
+from hvdx.ops.xla import refuse_inside_xla
 from hvdx.training.reducer import GradientReducer
-from hvdx.training.xla import refuse_inside_xla
 
 
 class DistributedHook:
@@ -73,13 +73,15 @@ class DistributedHook:
 
     def _hvdx_reduce_pairs(self, pairs: list[Any]) -> list[Any]:
         """Return the pairs with reduced gradients; the other ranks hear of variables that were dropped before."""
-        here = {id(variable) for _, variable in pairs}
-        dropped = [(g, v) for g, v in self.__dict__.get("hvdx_pairs", []) if g is None and id(v) not in here]
-        if not pairs and not dropped:
+        kept = {id(variable): gradient for gradient, variable in pairs}
+        given = [v for g, v in self.__dict__.get("hvdx_pairs", []) if g is None or id(v) in kept]
+        # In the order in which they were given, so that the place of a missing one is the same on every rank.
+        variables = given if len(given) >= len(pairs) else [variable for _, variable in pairs]
+        if not variables:
             return []
-        gradients, variables = zip(*pairs, *dropped, strict=True)
-        reduced = self._hvdx_reduce(gradients, variables)
-        return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=False)]
+        reduced = self._hvdx_reduce([kept.get(id(variable)) for variable in variables], variables)
+        found = {id(variable): gradient for gradient, variable in zip(reduced, variables, strict=True)}
+        return [(found[id(variable)], variable) for _, variable in pairs]
 
 
 class _Copied:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hvdx import environment, world
 from hvdx.comm.communicator import Label
 from hvdx.comm.reduce_op import ReduceOp
-from hvdx.compression import Codec, Compression
+from hvdx.compression import Codec, Compression, check_codec
 from hvdx.errors import ConfigurationError
 from hvdx.ops.broadcast import variable_name
 from hvdx.ops.convert import to_tensor
@@ -52,14 +52,8 @@ class GradientReducer:
             raise ConfigurationError(f"sparse_as_dense is True, False or 'auto'. Received: {self.sparse_as_dense!r}.")
         if self.missing_gradients not in ("error", "zeros"):
             raise ConfigurationError(f"missing_gradients is 'error' or 'zeros'. Received: {self.missing_gradients!r}.")
-        if not (hasattr(self.compression, "compress") and hasattr(self.compression, "decompress")):
-            raise ConfigurationError(
-                "compression is hvd.Compression.none, fp16 or bf16, or an object with compress and decompress. "
-                f"Received: {self.compression!r}."
-            )
-        threshold = self.fusion_threshold
-        if threshold is not None and (isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 0):
-            raise ConfigurationError(f"fusion_threshold is a number of bytes, 0 or more. Received: {threshold!r}.")
+        check_codec(self.compression)
+        environment.check_threshold(self.fusion_threshold)
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return the gradients reduced over all ranks; collective, eager or in a graph.
@@ -80,7 +74,7 @@ class GradientReducer:
         values = [self._filled(grad, variable) for grad, variable in zip(gradients, variables, strict=True)]
         if communicator.topology.size == 1:
             return values
-        absent = tuple(name for value, name in zip(values, names, strict=True) if value is None)
+        absent = tuple((place, name) for place, name in enumerate(names) if values[place] is None)
         dense = [index for index, value in enumerate(values) if isinstance(value, tf.Tensor)]
         sparse = [index for index, value in enumerate(values) if isinstance(value, tf.IndexedSlices)]
         results: list[Any] = list(values)

@@ -11,8 +11,8 @@ from hvdx.comm.reduce_op import ReduceOp
 from hvdx.compression import Codec, Compression
 from hvdx.errors import OptimizerError
 from hvdx.ops.convert import to_tensor
+from hvdx.ops.xla import refuse_inside_xla
 from hvdx.training.reducer import GradientReducer
-from hvdx.training.xla import refuse_inside_xla
 
 
 class DistributedGradientTape:

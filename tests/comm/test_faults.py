@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdx.launch.leftovers import _NAMES as MPI_FILES
 from tests.support.jobs import Job, processes_with, run_ranks
 
 PROGRAM = """
@@ -15,6 +16,10 @@ import tensorflow as tf
 import hvdx as hvd
 
 what = sys.argv[1]
+if what == "stop_before_init" and os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
+    from mpi4py import MPI  # MPI has started everywhere, and this rank never joins hvdx
+
+    os.kill(os.getpid(), signal.SIGSTOP)
 hvd.init()
 rank = hvd.rank()
 
@@ -35,6 +40,9 @@ if rank == 1:
         sys.exit(3)
     if what == "os_exit":
         os._exit(3)
+    if what == "shutdown_alone":
+        hvd.shutdown()
+        sys.exit(0)
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "stop":
@@ -64,8 +72,9 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def run(program: Path, what: str, timeout: float = 60) -> Job:
-    job = run_ranks(2, [str(program), what], limit=200, environ={"HVDX_TIMEOUT": str(timeout), "HVDX_COMM": "mpi"})
+def run(program: Path, what: str, timeout: float = 60, environ: dict[str, str] | None = None) -> Job:
+    environ = {"HVDX_TIMEOUT": str(timeout), "HVDX_COMM": "mpi", **(environ or {})}
+    job = run_ranks(2, [str(program), what], limit=200, environ=environ)
     deadline = time.monotonic() + 10
     while processes_with(str(program)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -129,6 +138,19 @@ def test_a_stopped_rank_is_named_within_the_limit(program: Path) -> None:
     assert "The last thing done together" in job.output
 
 
+def test_a_rank_that_does_not_come_to_init_is_named(program: Path) -> None:
+    job = run(program, "stop_before_init", environ={"HVDX_START_TIMEOUT": "6"})
+    assert job.code != 0, job.output
+    assert "StallError: rank 1 did not come to: init: the start of hvdx" in job.output
+    assert "HVDX_START_TIMEOUT" in job.output
+
+
+def test_after_shutdown_a_failing_rank_still_ends_the_job(program: Path) -> None:
+    job = run(program, "shutdown_alone", timeout=20)
+    assert job.code == 1, job.output
+    assert "rank 1: leaving: the end of the program" in job.output
+
+
 def test_a_rank_stopped_in_the_middle_of_a_payload_is_noticed(program: Path) -> None:
     job = run(program, "stop_in_payload", timeout=5)
     assert job.code != 0, job.output
@@ -147,6 +169,6 @@ def test_twenty_runs_in_a_row_end_well(tmp_path: Path) -> None:
         assert job.code == 0, job.output
         assert "rank 0 of 2" in job.output
         assert "rank 1 of 2" in job.output
-    left = [path.name for path in set(Path("/dev/shm").iterdir()) - shared if "hvdx" in path.name]
+    left = [path.name for path in set(Path("/dev/shm").iterdir()) - shared if MPI_FILES.match(path.name)]
     assert left == []
     assert processes_with(str(program)) == []

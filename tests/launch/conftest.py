@@ -18,7 +18,8 @@ import hvdx.launch
 
 ROOT = str(Path(hvdx.launch.__file__).parents[2])
 HVDXRUN = [sys.executable, "-m", "hvdx.launch.hvdxrun"]
-MPICH_PYTHON = os.environ.get("HVDX_TEST_MPICH_PYTHON")
+_MADE_BY_MAKE = Path(__file__).resolve().parents[2] / ".venv-mpich" / "bin" / "python"
+MPICH_PYTHON = os.environ.get("HVDX_TEST_MPICH_PYTHON") or (str(_MADE_BY_MAKE) if _MADE_BY_MAKE.exists() else None)
 
 
 @dataclass

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import hvdx as hvd
+from hvdx.training.reducer import GradientReducer
 from tests.training.support import (
     Family,
     arrays,
@@ -288,3 +289,15 @@ def test_ranks_work_together_after_errors(world: Any) -> None:
     """What stands above must not have put them out of step."""
     assert gathered(world.rank()) == list(range(world.size()))
     assert float(world.allreduce(tf.constant(1.0), world.Sum)) == world.size()
+
+
+@ranks_needed
+def test_equal_layers_are_told_apart_where_each_rank_lacks_another(world: Any) -> None:
+    """The counters in names do not count, but the place of a variable does: these two must not be averaged."""
+    variables = [tf.Variable(tf.zeros(3), name=f"dense_{number}/kernel") for number in (5, 6)]
+    gradients: list[Any] = [tf.ones(3), tf.ones(3)]
+    gradients[world.rank() % 2] = None
+    messages = raised_everywhere(world.GradientError, lambda: GradientReducer().reduce(gradients, variables))
+    for message in messages:
+        assert "dense_5/kernel" in message
+        assert "dense_6/kernel" in message
