@@ -37,6 +37,15 @@ def _to_seconds(text: str) -> float:
     return value
 
 
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.strip().lower() not in names:
+            raise ValueError(f"expected one of {', '.join(names)}")
+        return text.strip().lower()
+
+    return parse
+
+
 @dataclass(frozen=True)
 class Variable:
     """One environment variable: its name, the Horovod name read as a fallback, and how to read it."""
@@ -77,7 +86,12 @@ def check_threshold(threshold: Any) -> None:
         raise ConfigurationError(f"fusion_threshold is a number of bytes, 0 or more. Received: {threshold!r}.")
 
 
-COMM = Variable("HVDX_COMM", str, "auto", "communicator: auto, single, mpi, horovod or tensorflow")
+COMM = Variable(
+    "HVDX_COMM",
+    _one_of("auto", "single", "mpi", "horovod", "tensorflow"),
+    "auto",
+    "communicator: auto, single, mpi, horovod or tensorflow",
+)
 FUSION_THRESHOLD = Variable(
     "HVDX_FUSION_THRESHOLD", _to_bytes, 128 * 1024 * 1024,
     "largest fusion buffer in bytes; 0 sends every tensor alone", "HOROVOD_FUSION_THRESHOLD",
@@ -102,7 +116,13 @@ STALL_WARNING = Variable(
     "HVDX_STALL_WARNING", _to_seconds, 60.0, "seconds of waiting after which a rank says for whom it waits",
     "HOROVOD_STALL_CHECK_TIME_SECONDS",
 )  # fmt: skip
-LOG = Variable("HVDX_LOG", str, "warning", "log level: debug, info, warning or error", "HOROVOD_LOG_LEVEL")
+LOG = Variable(
+    "HVDX_LOG",
+    _one_of("trace", "debug", "info", "warning", "error", "fatal"),
+    "warning",
+    "log level: debug, info, warning or error",
+    "HOROVOD_LOG_LEVEL",
+)
 EXPECTED_SIZE = Variable("HVDX_EXPECTED_SIZE", int, None, "number of ranks the launcher started; set by hvdxrun")
 THREADS_PER_RANK = Variable("HVDX_THREADS_PER_RANK", int, None, "threads of TensorFlow's pools; set by hvdxrun")
 TF_ADDRESSES = Variable(

@@ -29,12 +29,7 @@ def configure(rank: int) -> None:
     Raises:
         ConfigurationError: HVDX_LOG is no level.
     """
-    text = environment.LOG.read()
-    level = _LEVELS.get(text.lower())
-    if level is None:
-        from hvdx.errors import ConfigurationError
-
-        raise ConfigurationError(f"HVDX_LOG={text!r} is no log level. Use debug, info, warning or error.")
+    level = _LEVELS[environment.LOG.read()]
     for handler in list(log.handlers):
         if getattr(handler, "hvdx", False):
             log.removeHandler(handler)
