@@ -8,7 +8,7 @@ from hvdx.comm.signature import HEADER_LENGTH, Signature, TensorSpec, agrees, he
 from hvdx.errors import GradientError, MismatchError
 
 
-def reduce_of(*specs: tuple[str, tuple[int, ...], str], missing: tuple[str, ...] = ()) -> Signature:
+def reduce_of(*specs: tuple[str, tuple[int, ...], str], missing: tuple[tuple[int, str], ...] = ()) -> Signature:
     return Signature("allreduce", "gradients", tuple(TensorSpec(*spec) for spec in specs), "Average", missing)
 
 
@@ -54,7 +54,8 @@ def test_equal_ranks_are_listed_together() -> None:
 
 def test_a_missing_gradient_names_variable_and_ranks() -> None:
     error = report(
-        reduce_of(("a", (3,), "float32"), ("b", (3,), "float32")), reduce_of(("a", (3,), "float32"), missing=("b",))
+        reduce_of(("a", (3,), "float32"), ("b", (3,), "float32")),
+        reduce_of(("a", (3,), "float32"), missing=((1, "b"),)),
     )
     assert isinstance(error, GradientError)
     assert "b: no gradient on rank 1, a gradient on rank 0" in str(error)
@@ -65,3 +66,14 @@ def test_long_descriptions_are_cut() -> None:
     long = reduce_of(*[(f"layer_with_a_long_name_{i}/kernel" * 9, (i,), "float32") for i in range(400)])
     assert words(long).nbytes == words(reduce_of()).nbytes
     assert "and 376 more" in long.describe()
+
+
+def test_the_place_of_a_missing_tensor_counts_where_names_differ_in_counters_only() -> None:
+    first = reduce_of(("dense_6/kernel", (3,), "float32"), missing=((0, "dense_5/kernel"),))
+    second = reduce_of(("dense_5/kernel", (3,), "float32"), missing=((1, "dense_6/kernel"),))
+    assert first.digest != second.digest
+    assert isinstance(report(first, second), GradientError)
+
+
+def test_what_a_call_is_for_counts() -> None:
+    assert Signature("allgather", "metrics").digest != Signature("allgather", "a checkpoint").digest
