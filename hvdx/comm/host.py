@@ -39,7 +39,7 @@ class HostCommunicator(Communicator):
         self._agreement = Agreement(self._exchange)
         self._pool = BufferPool()
         self._plans: dict[tuple[Any, ...], tuple[Signature, fusion.Plan]] = {}
-        self._watched: dict[tuple[str, tuple[str, ...]], list[bool]] = {}
+        self._watched: dict[Label, list[bool]] = {}
 
     @abc.abstractmethod
     def _exchange(self, row: np.ndarray, waiting: Waiting) -> np.ndarray:
@@ -66,7 +66,7 @@ class HostCommunicator(Communicator):
     def grouped_allreduce(self, tensors: Sequence[Any], op: ReduceOp, label: Label, threshold: int) -> list[Any]:
         for tensor in tensors:
             require_reducible(numpy_dtype(tensor), op)
-        watch = self._watched.setdefault((label.what, label.names), [bool(label.warn_if_equal)])
+        watch = self._watched.setdefault(label, [bool(label.warn_if_equal)])
 
         def exchange(*arrays: np.ndarray) -> list[np.ndarray]:
             with self._agreement.lock:

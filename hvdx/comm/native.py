@@ -58,7 +58,7 @@ class NativeCommunicator(Communicator):
         self._monitor = Monitor(roster, self._agreement)
         departure.install()
         self._functions: dict[tuple[Any, ...], Any] = {}
-        self._watched: dict[tuple[str, tuple[str, ...]], list[bool]] = {}
+        self._watched: dict[Label, list[bool]] = {}
         self._keys = keys or Keys()
 
     @abc.abstractmethod
@@ -91,7 +91,7 @@ class NativeCommunicator(Communicator):
         def build(values: list[Any], numbers: Any) -> list[Any]:
             return without_empty(values, lambda full: self._reduce(full, op, numbers, threshold))
 
-        watch = self._watched.setdefault((label.what, label.names), [bool(label.warn_if_equal)])
+        watch = self._watched.setdefault(label, [bool(label.warn_if_equal)])
         call = Call("allreduce", op.value, label, build, (op, threshold), threshold=threshold, watch=watch)
         return self._run(call, tensors)
 
