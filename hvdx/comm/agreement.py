@@ -11,6 +11,7 @@ import numpy as np
 from hvdx import environment
 from hvdx.comm.signature import Signature, agrees, header, mismatch, words
 from hvdx.errors import CollectiveError, HvdxError, StallError
+from hvdx.logs import log
 
 LEAVING = "leaving"
 """The kind of the call with which a rank says that its program has ended."""
@@ -107,3 +108,14 @@ class Agreement:
             raise
         self._last, self._last_time = signature.describe(), time.monotonic()
         return headers
+
+    def say_goodbye(self) -> bool:
+        """Tell the others that this rank's program has ended, and wait for theirs; return whether all left together."""
+        try:
+            with self.lock:
+                limit = environment.SHUTDOWN_TIMEOUT.read()
+                self.agree(Signature(LEAVING, "the end of the program"), limit=limit)
+        except HvdxError as error:
+            log.error("%s", error)
+            return False
+        return True

@@ -128,6 +128,11 @@ class Communicator(abc.ABC):
         """
         self._check_rank(root, "root rank")
 
+    def _check_payload(self, payload: bytes | None, root: int) -> None:
+        self.check_root(root)
+        if (payload is not None) != (root == self.topology.rank):
+            raise ConfigurationError("In a broadcast of bytes the root rank gives the payload and the others None.")
+
     def _check_rank(self, rank: Any, role: str) -> None:
         size = self.topology.size
         if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or not 0 <= rank < size:

@@ -16,13 +16,13 @@ import tensorflow as tf
 
 from hvdx import environment, fusion
 from hvdx.comm.agreement import Agreement, Waiting
+from hvdx.comm.barrier import barrier
 from hvdx.comm.buffers import BufferPool
 from hvdx.comm.communicator import Communicator, Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.first_batch import fingerprint, warn_if_equal
 from hvdx.comm.reduce_op import ReduceOp, is_half, require_reducible
 from hvdx.comm.signature import Signature, TensorSpec, check_thresholds
-from hvdx.errors import ConfigurationError
 from hvdx.logs import log
 
 _MOST_PLANS = 256
@@ -190,17 +190,7 @@ class HostCommunicator(Communicator):
         return _as_operation(exchange, tensors)
 
     def barrier(self, label: Label) -> Any:
-        signature = Signature("barrier", label.what)
-
-        def wait() -> list[np.ndarray]:
-            with self._agreement.lock:
-                self._agreement.agree(signature)
-            return [np.zeros((), np.int8)]
-
-        if tf.executing_eagerly():
-            wait()
-            return None
-        return tf.group(tf.numpy_function(wait, [], [tf.int8], stateful=True))
+        return barrier(self._agreement, label)
 
     def allgather_bytes(self, payload: bytes, what: str) -> list[bytes]:
         with self._agreement.lock:
@@ -212,9 +202,7 @@ class HostCommunicator(Communicator):
         return [result[end - count : end].tobytes() for end, count in zip(ends, counts, strict=True)]
 
     def broadcast_bytes(self, payload: bytes | None, root: int, what: str) -> bytes:
-        self.check_root(root)
-        if (payload is not None) != (root == self.topology.rank):
-            raise ConfigurationError("In a broadcast of bytes the root rank gives the payload and the others None.")
+        self._check_payload(payload, root)
         with self._agreement.lock:
             headers = self._agreement.agree(
                 Signature("broadcast", what, (), f"root {root}"), len(payload) if payload is not None else 0

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdx import environment
-from hvdx.comm.agreement import LEAVING, Waiting
+from hvdx.comm.agreement import Waiting
 from hvdx.comm.communicator import Topology
 from hvdx.comm.host import HostCommunicator, as_array
 from hvdx.comm.mpi_library import MPI
@@ -24,7 +24,7 @@ from hvdx.comm.point_to_point import PointToPoint
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.comm.signature import Signature
 from hvdx.comm.stall import Watchdog, asked, find_missing
-from hvdx.errors import CollectiveError, HvdxError, StallError
+from hvdx.errors import CollectiveError, StallError
 from hvdx.logs import log
 
 _SPIN_SECONDS = 100e-6
@@ -180,15 +180,7 @@ class MpiCommunicator(HostCommunicator):
 
     def close(self, clean: bool) -> bool:
         self._watchdog.stop()
-        return clean and self._say_goodbye()
-
-    def _say_goodbye(self) -> bool:
-        try:
-            limit = environment.SHUTDOWN_TIMEOUT.read()
-            with self._agreement.lock:
-                self._agreement.agree(Signature(LEAVING, "the end of the program"), limit=limit)
-        except HvdxError as error:
-            log.error("%s", error)
+        if not (clean and self._agreement.say_goodbye()):
             return False
         for comm in (self._comm, self._notes, self._point_to_point.comm):
             comm.Free()

@@ -22,7 +22,8 @@ from tensorflow.python.eager import context
 from hvdx import environment
 from hvdx.comm import departure
 from hvdx.comm.addresses import Contact, contact, reachable
-from hvdx.comm.agreement import LEAVING, Agreement, Waiting
+from hvdx.comm.agreement import Agreement, Waiting
+from hvdx.comm.barrier import barrier
 from hvdx.comm.call import Call, Keys, as_array, fingerprint_op, numpy_dtype_of, without_empty
 from hvdx.comm.communicator import Communicator, Label
 from hvdx.comm.dtypes import numpy_dtype
@@ -32,7 +33,6 @@ from hvdx.comm.reduce_op import ReduceOp, require_reducible
 from hvdx.comm.roster import TOKEN_BYTES, Roster
 from hvdx.comm.signature import Signature, check_thresholds
 from hvdx.errors import CollectiveError, ConfigurationError, HvdxError, StallError, UnsupportedError
-from hvdx.logs import log
 
 _MOST_FUNCTIONS = 512
 """Payload functions kept; a program whose shapes change all the time must not grow for ever."""
@@ -109,18 +109,7 @@ class NativeCommunicator(Communicator):
         return self._run(self._broadcast_call(root, label, threshold), tensors)
 
     def barrier(self, label: Label) -> Any:
-        signature = Signature("barrier", label.what)
-
-        @tf.autograph.experimental.do_not_convert
-        def wait() -> list[np.ndarray]:
-            with self._agreement.lock:
-                self._agreement.agree(signature)
-            return [np.zeros((), np.int8)]
-
-        if tf.executing_eagerly():
-            wait()
-            return None
-        return tf.group(tf.numpy_function(wait, [], [tf.int8], stateful=True))
+        return barrier(self._agreement, label)
 
     def send(self, tensor: Any, destination: int, tag: int) -> Any:
         self._check_rank(destination, "destination")
@@ -145,9 +134,7 @@ class NativeCommunicator(Communicator):
         return [raw[end - count : end] for end, count in zip(ends, numbers[2:], strict=True)]
 
     def broadcast_bytes(self, payload: bytes | None, root: int, what: str) -> bytes:
-        self.check_root(root)
-        if (payload is not None) != (root == self.topology.rank):
-            raise ConfigurationError("In a broadcast of bytes the root rank gives the payload and the others None.")
+        self._check_payload(payload, root)
         call = self._broadcast_call(root, Label(what, ("bytes",)), 0)
         with self._agreement.lock:
             signature = Signature("broadcast", what, (), f"root {root}")
@@ -324,21 +311,11 @@ class NativeCommunicator(Communicator):
         return [c.host for c in contacts]
 
     def close(self, clean: bool) -> bool:
-        together = clean and self._say_goodbye()
+        together = clean and self._agreement.say_goodbye()
         self._monitor.stop()
         if not together:
             departure.forbid()
         return together
-
-    def _say_goodbye(self) -> bool:
-        try:
-            with self._agreement.lock:
-                limit = environment.SHUTDOWN_TIMEOUT.read()
-                self._agreement.agree(Signature(LEAVING, "the end of the program"), limit=limit)
-        except HvdxError as error:
-            log.error("%s", error)
-            return False
-        return True
 
 
 def eager() -> contextlib.AbstractContextManager[Any]:

@@ -1,0 +1,28 @@
+"""The barrier of every communicator whose calls begin with an agreement: the agreement alone is one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdx.comm.agreement import Agreement
+from hvdx.comm.communicator import Label
+from hvdx.comm.signature import Signature
+
+
+def barrier(agreement: Agreement, label: Label) -> Any:
+    """Wait for all ranks; return None where TensorFlow is eager, else the operation that waits."""
+    signature = Signature("barrier", label.what)
+
+    @tf.autograph.experimental.do_not_convert
+    def wait() -> list[np.ndarray]:
+        with agreement.lock:
+            agreement.agree(signature)
+        return [np.zeros((), np.int8)]
+
+    if tf.executing_eagerly():
+        wait()
+        return None
+    return tf.group(tf.numpy_function(wait, [], [tf.int8], stateful=True))
