@@ -47,7 +47,7 @@ class BufferPool:
                 best = len(self._owners) - 1
             owner = self._owners[best]
         start = -owner.ctypes.data % ALIGNMENT
-        return owner[start : start + nbytes]
+        return owner[start:][:nbytes]  # in two steps: numpy lets an empty slice begin at the owner's first byte
 
     def _drop_idle(self, need: int) -> None:
         """Free idle buffers before a new one is made, so that changing shapes do not pile up memory."""
