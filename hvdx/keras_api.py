@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from hvdx.errors import OptimizerError, UnsupportedError
@@ -232,14 +233,19 @@ def velocities(optimizer: Any) -> list[Any]:
 # -- models --------------------------------------------------------------------------------------------------------
 
 
-def check_optimizer_of_model(model: Any) -> None:
-    """Check that model and optimizer are of the same Keras.
+def model_classes() -> list[Any]:
+    """Return the class that defines `compile` in each Keras that has been imported."""
+    found = [getattr(sys.modules.get(name.rpartition(".")[0]), name.rpartition(".")[2], None) for name in _MODEL_BASES]
+    return [cls for cls in found if "compile" in vars(cls or object)]
+
+
+def check_optimizer_of_model(model: Any, optimizer: Any) -> None:
+    """Check that model and optimizer are of the same Keras; what is no optimizer is let through.
 
     Raises:
         OptimizerError: they are not; names both.
     """
-    whose, optimizer = model_family(model), getattr(model, "optimizer", None)
-    if whose is None or optimizer is None or not is_optimizer(optimizer):
+    if model_family(model) is None or not is_optimizer(optimizer):
         return
     root = type(model).__mro__[[name in _MODEL_BASES for name in base_names(model)].index(True)].__module__
     names = [name for name in base_names(inner_optimizer(optimizer)) if name in _BASES]
@@ -263,12 +269,41 @@ def is_built(model: Any) -> bool:
 def overrides_train_step(model: Any) -> bool:
     """Return whether the model's training step is the user's own."""
     owner = getattr(model.train_step, "__module__", "")
-    return not owner.startswith(("keras.src.", "tf_keras.src."))
+    return not _is_keras(owner)
 
 
 def inputs_of(data: Any) -> Any:
     """Return x of what a dataset yields: x, (x,), (x, y) or (x, y, sample weights)."""
     return data[0] if isinstance(data, tuple | list) else data
+
+
+def arrays_of_running_fit() -> list[Any]:
+    """Return the arrays that the innermost `fit` now running was called with; nothing where it got a dataset.
+
+    No Keras lets a callback see them, so they are read where they are: among the locals of the calling `fit`.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and _is_keras(frame.f_globals.get("__name__", "")):
+            given = (frame.f_locals.get("x"), frame.f_locals.get("y"))
+            parts = tf.nest.flatten(given)
+            are_arrays = all(part is None or hasattr(part, "__array__") for part in parts)
+            return [np.asarray(part) for part in parts if part is not None] if are_arrays else []
+        frame = frame.f_back
+    return []
+
+
+def _is_keras(module: str) -> bool:
+    return module.startswith(("keras.src.", "tf_keras.src."))
+
+
+def steps_per_execution(model: Any) -> int:
+    """Return how many batches one call of the train function takes."""
+    value: Any = getattr(model, "steps_per_execution", None) or getattr(model, "_steps_per_execution", None)
+    return int(value.numpy() if hasattr(value, "numpy") else value or 1)
 
 
 def without_optionals(spec: Any) -> Any:

@@ -14,6 +14,7 @@ from hvdx.ops.convert import to_tensor
 from hvdx.training.xla import is_distributed
 from keras_callbacks import step_function
 from keras_callbacks.base import Callback
+from keras_callbacks.same_data import warn_of_same_data
 
 _STRIDE = 0x9E3779B1
 """Odd, so that its multiples modulo a power of two are all different; 2**32 divided by the golden ratio."""
@@ -25,7 +26,7 @@ class BroadcastGlobalVariablesCallback(Callback):
     Model and optimizer are built first if they are not. The optimizer's state is its slots, iterations, learning rate
     and loss scale. The state of random layers is made to differ between ranks on purpose, or all ranks would drop the
     same units; rank `root_rank` keeps its own. Variables that hold no numbers (lookup tables) are left alone, and a
-    line says so.
+    line says so. Before the first step of `fit` it warns where all ranks were given the same data.
 
     Args:
         root_rank: whose values the others get.
@@ -45,7 +46,7 @@ class BroadcastGlobalVariablesCallback(Callback):
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
-        keras_api.check_optimizer_of_model(model)
+        keras_api.check_optimizer_of_model(model, getattr(model, "optimizer", None))
         world.communicator().check_root(self.root_rank)
         if world.size() == 1:
             return
@@ -60,7 +61,9 @@ class BroadcastGlobalVariablesCallback(Callback):
             )
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        step_function.install(self.model)
+        function = step_function.install(self.model)
+        if world.size() > 1:
+            function.look_at_first = warn_of_same_data
         self._seed_layers()
         step_function.when_built(self.model, self._broadcast)
 

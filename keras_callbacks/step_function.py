@@ -21,14 +21,22 @@ class StepFunction:
     Args:
         model: whose function it is.
         function: what Keras made.
+
+    Attributes:
+        before_first: called once, before the first step, when model and optimizer have their variables.
+        look_at_first: called before those with model and iterator; returns the iterator for the first step.
     """
 
     def __init__(self, model: Any, function: Callable[[Any], Any]) -> None:
         self.function = function
         self.before_first: list[Callable[[], None]] = []
+        self.look_at_first: Callable[[Any, Any], Any] | None = None
         self._model = model
 
     def __call__(self, iterator: Any, *args: Any) -> Any:
+        if self.look_at_first is not None:
+            look, self.look_at_first = self.look_at_first, None
+            iterator = look(self._model, iterator)
         if self.before_first:
             iterator = create_variables(self._model, iterator)
             waiting, self.before_first = self.before_first, []

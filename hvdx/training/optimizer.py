@@ -9,6 +9,7 @@ from hvdx.comm.reduce_op import ReduceOp
 from hvdx.compression import Codec, Compression
 from hvdx.errors import OptimizerError
 from hvdx.keras_api import Family
+from hvdx.training.compile import check_in_compile
 from hvdx.training.hooks import Keras2Hook, Keras3Hook, LegacyHook, MultiHook
 from hvdx.training.loss_scale import adapt_loss_scaling
 from hvdx.training.reducer import GradientReducer
@@ -65,6 +66,7 @@ def DistributedOptimizer(
         raise OptimizerError(f"{type(inner).__name__} cannot be wrapped: {error}. Received: {optimizer!r}.") from None
     adapt_loss_scaling()
     switch_auto_off()
+    check_in_compile()
     return optimizer
 
 

@@ -211,6 +211,19 @@ def test_refuses_an_optimizer_of_another_keras() -> None:
         hvd.callbacks.BroadcastGlobalVariablesCallback().set_model(model)
 
 
+@pytest.mark.parametrize("turn", [False, True])
+def test_compile_refuses_a_distributed_optimizer_of_another_keras(turn: bool) -> None:
+    import keras as one
+
+    other = pytest.importorskip("tf_keras")
+    of_model, of_optimizer = (other, one) if turn else (one, other)
+    optimizer = hvd.DistributedOptimizer(of_optimizer.optimizers.SGD(0.1))
+    with pytest.raises(hvd.OptimizerError, match="take both from the same Keras"):
+        functional(of_model).compile(optimizer, "mse")
+    with pytest.raises(hvd.OptimizerError, match="take both from the same Keras"):
+        functional(of_model).compile(loss="mse", optimizer=optimizer)
+
+
 def test_root_out_of_range(keras: Any) -> None:
     model = functional(keras)
     model.compile("sgd", "mse")
