@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from hvdx.errors import ConfigurationError, UnsupportedError
 from hvdx.estimator import own
+from tests.conftest import installed_kerases, load_keras
 
-from ..conftest import installed_kerases, load_keras
 from .own_models import FEATURES, LABELS, batches, linear, linear_model_fn, trained_by_hand
 
 v1 = tf.compat.v1

@@ -71,6 +71,32 @@ def check_tensor(value: Any, name: str, or_operation: bool = False) -> Any:
     return tensor
 
 
+def needed_placeholders(outputs: Iterable[Any], fed: Iterable[Any] = ()) -> list[str]:
+    """Return the names of the placeholders that tensors and operations need to be computed, without those that are fed.
+
+    Args:
+        outputs: tensors or operations of one graph.
+        fed: tensors that are known, behind which nothing is looked at.
+    """
+    known = {tensor.ref() for tensor in fed}
+    waiting = list(outputs)
+    seen: set[str] = set()
+    found = []
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, tf.Tensor) and item.ref() in known:
+            continue
+        operation = item if isinstance(item, tf.Operation) else item.op
+        if operation.name in seen:
+            continue
+        seen.add(operation.name)
+        if operation.type == "Placeholder":
+            found.append(operation.name)
+        waiting.extend(operation.inputs)
+        waiting.extend(operation.control_inputs)
+    return found
+
+
 def _all_of(values: Iterable[Any] | None, kind: type, name: str, kind_name: str) -> tuple[Any, ...]:
     try:
         found = tuple(values or ())

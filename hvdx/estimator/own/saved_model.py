@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from hvdx.errors import CheckpointError, ConfigurationError
 
+from .checks import needed_placeholders
 from .model_fn import ModeKeys
 from .training import create_global_step
 
@@ -119,14 +120,6 @@ def _check_fed(inputs: Mapping[str, Any], signature: Any) -> None:
     parts = tf.nest.flatten(dict(inputs), expand_composites=True)
     graph = parts[0].graph
     outputs = [_v1.saved_model.get_tensor_from_tensor_info(info, graph) for info in signature.outputs.values()]
-    waiting = tf.nest.flatten(outputs, expand_composites=True)
-    fed = {id(tensor) for tensor in parts}
-    seen = set()
-    while waiting:
-        tensor = waiting.pop()
-        if id(tensor) in fed or tensor.op.name in seen:
-            continue
-        if tensor.op.type == "Placeholder":
-            raise ConfigurationError(f"its outputs need the placeholder {tensor.name!r}, which is none of its inputs")
-        seen.add(tensor.op.name)
-        waiting.extend(tensor.op.inputs)
+    missing = needed_placeholders(tf.nest.flatten(outputs, expand_composites=True), parts)
+    if missing:
+        raise ConfigurationError(f"its outputs need the placeholders {missing}, which are none of its inputs")

@@ -1,0 +1,91 @@
+"""The update of a tf_keras optimizer, new or legacy, as an operation of a v1 graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from hvdx import keras_api
+from hvdx.errors import UnsupportedError
+from hvdx.keras_api import Family
+
+
+class OptimizerRecipe(NamedTuple):
+    """How to make an optimizer anew in each graph."""
+
+    kind: type
+    config: dict[str, Any]
+
+
+def optimizer_recipe(optimizer: Any) -> OptimizerRecipe:
+    """Return the class and the present settings of an optimizer, which can be read outside of graphs only.
+
+    Raises:
+        UnsupportedError: it scales the loss.
+        OptimizerError: it is no Keras optimizer.
+    """
+    if keras_api.is_loss_scale_optimizer(optimizer):
+        raise UnsupportedError(
+            f"{type(optimizer).__name__} scales the loss, which an Estimator of a Keras model does not do; compile the "
+            "model with the optimizer inside it and without the policy mixed_float16, or use model.fit."
+        )
+    keras_api.family(optimizer)
+    return OptimizerRecipe(type(optimizer), optimizer.get_config())
+
+
+def update(recipe: OptimizerRecipe, loss: Any, variables: Sequence[Any]) -> Any:
+    """Return the operation that makes one update with a copy of the optimizer and increments the global step.
+
+    A copy of a distributed optimizer is distributed, for `from_config` keeps the class.
+
+    Args:
+        recipe: of the optimizer of the compiled model, which is left as it is.
+        loss: scalar tensor.
+        variables: what is trained.
+    """
+    optimizer = recipe.kind.from_config(dict(recipe.config))  # type: ignore[attr-defined]
+    pairs = list(zip(tf.gradients(loss, variables), variables, strict=True))
+    if keras_api.family(optimizer) is Family.LEGACY:
+        _count_global_step(optimizer)
+        return optimizer.apply_gradients(pairs)
+    _forget(optimizer.iterations)
+    _count_global_step(optimizer)
+    return _update_in_function(optimizer, pairs)
+
+
+def _count_global_step(optimizer: Any) -> None:
+    """Let the optimizer increment the global step instead of a counter of its own; its schedule reads it, too."""
+    optimizer.iterations = tf.compat.v1.train.get_global_step()
+    rate = getattr(optimizer, "_current_learning_rate", None)
+    if rate is not None:
+        # Its first value was computed from the counter, which would have to be initialized before it. It is assigned
+        # anew in each update, so that any first value does.
+        _forget(rate)
+        optimizer._current_learning_rate = tf.Variable(
+            tf.zeros(rate.shape, rate.dtype), trainable=False, name="current_learning_rate"
+        )
+
+
+def _forget(variable: Any) -> None:
+    """Neither initialize nor save a variable that is not used."""
+    variables = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+    variables[:] = [other for other in variables if other is not variable]
+
+
+def _update_in_function(optimizer: Any, pairs: list[Any]) -> Any:
+    """Return the update of a new optimizer, whose lines are meant to be executed one after the other.
+
+    In a bare graph nothing orders the reading of a slot after its assignment; in a function TensorFlow does. The
+    gradients become global outside of it, in the graph, where collectives are ordered for the session.
+    """
+    optimizer.build([variable for _, variable in pairs])
+    pairs = list(optimizer.aggregate_gradients(pairs))
+
+    @tf.function(autograph=False)
+    def apply() -> Any:
+        optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
+        return tf.constant(True)
+
+    return apply().op
