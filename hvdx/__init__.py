@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from hvdx.training.load import load_model
     from hvdx.training.optimizer import DistributedOptimizer
     from hvdx.training.tape import DistributedGradientTape
+    from hvdx.training.v1 import broadcast_global_variables
     from hvdx.world import (
         cross_rank,
         cross_size,
@@ -90,6 +91,7 @@ _HOMES = {
     "hvdx.training.load": "load_model",
     "hvdx.training.optimizer": "DistributedOptimizer",
     "hvdx.training.tape": "DistributedGradientTape",
+    "hvdx.training.v1": "broadcast_global_variables",
     "hvdx.world": "cross_rank cross_size init is_homogeneous is_initialized local_rank local_size rank shutdown size",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
@@ -124,6 +126,7 @@ __all__ = [
     "allreduce",
     "barrier",
     "broadcast",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_variables",
     "callbacks",

@@ -21,6 +21,7 @@ class Family(enum.Enum):
     KERAS_3_MULTI = "Keras 3, which hands its gradients to others"
     KERAS_2 = "tf_keras or Keras 2"
     LEGACY = "a legacy optimizer of tf_keras or Keras 2"
+    V1 = "tf.compat.v1.train"
 
 
 _BASES = {
@@ -29,12 +30,14 @@ _BASES = {
     "keras.src.optimizers.optimizer.Optimizer": Family.KERAS_2,
     "tf_keras.src.optimizers.legacy.optimizer_v2.OptimizerV2": Family.LEGACY,
     "keras.src.optimizers.legacy.optimizer_v2.OptimizerV2": Family.LEGACY,
+    "tensorflow.python.training.optimizer.Optimizer": Family.V1,
 }
 _HOOKS = {
     Family.KERAS_3: ("apply", "_clip_gradients"),
     Family.KERAS_3_MULTI: ("apply", "optimizers"),
     Family.KERAS_2: ("apply_gradients", "aggregate_gradients"),
     Family.LEGACY: ("apply_gradients", "_aggregate_gradients"),
+    Family.V1: ("apply_gradients", "compute_gradients"),
 }
 
 
@@ -77,7 +80,10 @@ def _no_optimizer(value: Any) -> str:
         hint = f"Write keras.optimizers.get({value!r})"
         return f"DistributedOptimizer takes an optimizer object. {hint}. Received: {value!r}."
     hint = " A tf.GradientTape is wrapped with hvd.DistributedGradientTape." if "Tape" in type(value).__name__ else ""
-    return f"DistributedOptimizer takes an optimizer of Keras 3, tf_keras or Keras 2.{hint} Received: {value!r}."
+    return (
+        "DistributedOptimizer takes an optimizer of Keras 3, tf_keras, Keras 2 or tf.compat.v1.train."
+        f"{hint} Received: {value!r}."
+    )
 
 
 def is_loss_scale_optimizer(optimizer: Any) -> bool:
@@ -165,7 +171,8 @@ def optimizers(model: Any) -> list[Any]:
 
 def is_optimizer(value: Any) -> bool:
     """Return whether it is an optimizer or a LossScaleOptimizer of any Keras."""
-    return is_loss_scale_optimizer(value) or any(name in _BASES for name in base_names(value))
+    found = {_BASES.get(name) for name in base_names(value)} - {None, Family.V1}
+    return is_loss_scale_optimizer(value) or bool(found)
 
 
 def optimizer_is_built(optimizer: Any) -> bool:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from hvdx.comm.agreement import Agreement
 from hvdx.comm.communicator import Label
+from hvdx.comm.order import in_order
 from hvdx.comm.signature import Signature
 
 
@@ -25,4 +26,5 @@ def barrier(agreement: Agreement, label: Label) -> Any:
     if tf.executing_eagerly():
         wait()
         return None
-    return tf.group(tf.numpy_function(wait, [], [tf.int8], stateful=True))
+    [done] = in_order(lambda: [tf.group(tf.numpy_function(wait, [], [tf.int8], stateful=True))])
+    return done

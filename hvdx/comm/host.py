@@ -21,6 +21,7 @@ from hvdx.comm.buffers import BufferPool
 from hvdx.comm.communicator import Communicator, Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.first_batch import fingerprint, warn_if_equal
+from hvdx.comm.order import in_order
 from hvdx.comm.reduce_op import ReduceOp, is_half, require_reducible
 from hvdx.comm.signature import Signature, TensorSpec, check_thresholds
 from hvdx.logs import log
@@ -226,11 +227,14 @@ def _as_operation(
         # not through numpy_function: errors keep their type, and nothing is copied on the way in
         results = function(*[as_array(tensor) for tensor in tensors])
         return [tf.convert_to_tensor(result, dtype) for result, dtype in zip(results, dtypes, strict=True)]
-    outputs = tf.numpy_function(function, tensors, dtypes, stateful=True)
-    outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+    outputs = in_order(lambda: _as_list(tf.numpy_function(function, tensors, dtypes, stateful=True)))
     for output, shape in zip(outputs, shapes or [tensor.shape for tensor in tensors], strict=True):
         output.set_shape(shape)
     return outputs
+
+
+def _as_list(outputs: Any) -> list[Any]:
+    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
 
 def as_array(tensor: Any) -> np.ndarray:

@@ -29,6 +29,7 @@ from hvdx.comm.communicator import Communicator, Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.first_batch import fingerprint, warn_if_equal
 from hvdx.comm.monitor import Monitor
+from hvdx.comm.order import in_order
 from hvdx.comm.reduce_op import ReduceOp, require_reducible
 from hvdx.comm.roster import TOKEN_BYTES, Roster
 from hvdx.comm.signature import Signature, check_thresholds
@@ -174,9 +175,9 @@ class NativeCommunicator(Communicator):
                 return list(self._run_now(call, tensors)[0])
         known = [tensor.shape[1:] if call.ragged else tensor.shape for tensor in tensors]
         runs_here = self.ops_run_in_sessions or tf.compat.v1.executing_eagerly_outside_functions()
-        if runs_here and all(shape.is_fully_defined() for shape in known):
-            return self._run_in_graph(call, tensors)
-        return self._run_by_numpy(call, tensors)
+        direct = runs_here and all(shape.is_fully_defined() for shape in known)
+        run = self._run_in_graph if direct else self._run_by_numpy
+        return in_order(lambda: run(call, tensors))
 
     def _run_now(self, call: Call, tensors: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
         """Run a call on eager tensors or arrays; the caller holds the lock."""
@@ -243,7 +244,9 @@ class NativeCommunicator(Communicator):
                 self._functions.clear()
 
             def payload(numbers: Any, *values: Any) -> list[Any]:
-                return call.build(list(values), numbers)
+                # TensorFlow may compute an operation on constants while it optimizes a graph, and to it a library's op
+                # that does not say it is stateful is like any other; what could be fed is no constant.
+                return call.build([tf.compat.v1.placeholder_with_default(v, v.shape) for v in values], numbers)
 
             shown = [tf.TensorSpec(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
             function = tf.function(payload, autograph=False, experimental_attributes={"_noinline": True})

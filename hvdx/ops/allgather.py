@@ -9,6 +9,7 @@ import tensorflow as tf
 from hvdx import world
 from hvdx.comm.communicator import Label
 from hvdx.comm.dtypes import numpy_dtype
+from hvdx.comm.order import together
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.ops.convert import to_tensor
 from hvdx.ops.xla import refuse_inside_xla
@@ -45,8 +46,9 @@ def allgather(tensor: Any, *, name: str | None = None) -> Any:
 
         def backward(upstream: Any) -> Any:
             about = Label("gradients of an allgather", label.names)
-            [total] = communicator.grouped_allreduce([upstream], ReduceOp.SUM, about, 0)
-            rows = communicator.allgather(tf.shape(own, tf.int64)[:1], Label("row counts", label.names))
+            with together():
+                [total] = communicator.grouped_allreduce([upstream], ReduceOp.SUM, about, 0)
+                rows = communicator.allgather(tf.shape(own, tf.int64)[:1], Label("row counts", label.names))
             start = tf.reduce_sum(rows[: communicator.topology.rank])
             return total[start : start + rows[communicator.topology.rank]]
 

@@ -54,13 +54,16 @@ def broadcast(tensor: Any, root_rank: int = 0, *, name: str | None = None) -> An
     return forward(value)
 
 
-def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
+def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> Any:
     """Overwrite the variables with those of rank `root_rank`; collective, eager or in a graph.
 
     Args:
         variables: tf.Variables, variables of any Keras, or a mix, in the same order on every rank. Variables that hold
             no numbers (strings, resources) are left alone, and a line says so.
         root_rank: whose values they get.
+
+    Returns:
+        In a graph the operation that does it, which a `tf.function` runs by itself and a v1 session must be asked for.
 
     Raises:
         ConfigurationError: `root_rank` is no rank of this world.
@@ -81,12 +84,17 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> None:
         names = ", ".join(variable_name(variable) for variable in skipped)
         log.warning("broadcast_variables left %d variable(s) alone that hold no numbers: %s", len(skipped), names)
     if not numeric:
-        return
+        return None if tf.executing_eagerly() else tf.no_op()
     label = Label("variables", tuple(variable_name(variable) for variable in numeric))
     values = communicator.broadcast([to_tensor(variable) for variable in numeric], root_rank, label)
-    if communicator.topology.rank != root_rank:
-        for variable, value in zip(numeric, values, strict=True):
-            variable.assign(value)
+    if tf.executing_eagerly():
+        if communicator.topology.rank != root_rank:
+            for variable, value in zip(numeric, values, strict=True):
+                variable.assign(value)
+        return None
+    # The root assigns too: TensorFlow leaves out operations of a library that nobody uses the result of.
+    assigned = [variable.assign(value) for variable, value in zip(numeric, values, strict=True)]
+    return tf.group([getattr(result, "op", result) for result in assigned])
 
 
 def variable_name(variable: Any) -> str:

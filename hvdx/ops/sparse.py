@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from hvdx import environment, world
 from hvdx.comm.communicator import Label
+from hvdx.comm.order import in_order, together
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.errors import UnsupportedError
 
@@ -42,6 +43,11 @@ def allreduce_slices(
     if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         raise UnsupportedError(f"IndexedSlices are reduced with hvd.Sum or hvd.Average. Received: {op!r}.")
     unique = [deduplicate(slices) for slices in all_slices]
+    with together():
+        return _reduced(unique, op, names, allow_dense)
+
+
+def _reduced(unique: Sequence[Any], op: ReduceOp, names: Sequence[str], allow_dense: bool) -> list[Any]:
     if not allow_dense:
         return [_gathered(slices, op, name) for slices, name in zip(unique, names, strict=True)]
     rows = [tf.shape(slices.indices, tf.int64)[0] for slices in unique]
@@ -82,7 +88,7 @@ def _smaller(slices: Any, op: ReduceOp, name: str, total_rows: Any) -> Any:
         result = _gathered(slices, op, name)
         return result.values, result.indices
 
-    values, indices = tf.cond(gather_bytes < dense_bytes, gathered, dense)
+    values, indices = in_order(lambda: list(tf.cond(gather_bytes < dense_bytes, gathered, dense)))
     values.set_shape([None, *slices.values.shape[1:]])
     indices.set_shape([None])
     return tf.IndexedSlices(values, indices, slices.dense_shape)
@@ -93,7 +99,6 @@ def _gathered(slices: Any, op: ReduceOp, name: str) -> Any:
     values = slices.values
     if op is ReduceOp.AVERAGE:
         values = values / tf.cast(communicator.topology.size, values.dtype)
-    # a graph orders stateful operations as they were traced, so the two gathers pair on every rank
     indices = communicator.allgather(slices.indices, Label("indices of sparse gradients", (name,)))
     gathered = communicator.allgather(values, Label("rows of sparse gradients", (name,)))
     return deduplicate(tf.IndexedSlices(gathered, indices, slices.dense_shape))

@@ -7,12 +7,13 @@ from typing import Any, TypeVar
 from hvdx import keras_api
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.compression import Codec, Compression
-from hvdx.errors import OptimizerError
+from hvdx.errors import ConfigurationError, OptimizerError, UnsupportedError
 from hvdx.keras_api import Family
 from hvdx.training.compile import check_in_compile
 from hvdx.training.hooks import Keras2Hook, Keras3Hook, LegacyHook, MultiHook
 from hvdx.training.loss_scale import adapt_loss_scaling
 from hvdx.training.reducer import GradientReducer
+from hvdx.training.v1 import V1Hook
 from hvdx.training.xla import is_distributed, switch_auto_off
 
 T = TypeVar("T")
@@ -21,6 +22,7 @@ _HOOKS = {
     Family.KERAS_3_MULTI: MultiHook,
     Family.KERAS_2: Keras2Hook,
     Family.LEGACY: LegacyHook,
+    Family.V1: V1Hook,
 }
 
 
@@ -32,6 +34,7 @@ def DistributedOptimizer(
     compression: Codec | Any = Compression.none,
     sparse_as_dense: bool | str = "auto",
     missing_gradients: str = "error",
+    backward_passes_per_step: int = 1,
 ) -> T:
     """Make an optimizer reduce its gradients over all ranks before it clips and applies them.
 
@@ -39,7 +42,8 @@ def DistributedOptimizer(
     a model saved with it names the plain optimizer. Not collective; each update of the optimizer then is.
 
     Args:
-        optimizer: an optimizer of Keras 3, tf_keras or Keras 2 (new or legacy), also inside a LossScaleOptimizer.
+        optimizer: an optimizer of Keras 3, tf_keras or Keras 2 (new or legacy), also inside a LossScaleOptimizer; or a
+            `tf.compat.v1.train.Optimizer`.
         op: how gradients are reduced; hvd.Average (default), Sum, Min, Max or Product.
         fusion_threshold: largest fusion buffer in bytes; HVDX_FUSION_THRESHOLD (128 MiB) where it is None.
         compression: hvd.Compression.none (default), fp16 or bf16, or an object with `compress` and `decompress`.
@@ -47,10 +51,13 @@ def DistributedOptimizer(
             takes whichever is fewer bytes.
         missing_gradients: "error" (default) raises where a gradient is None on some ranks only; "zeros" counts it as
             zeros.
+        backward_passes_per_step: after how many backward passes a v1 optimizer makes one update, with the mean of their
+            gradients; the global step counts updates. (Keras 3: its own `gradient_accumulation_steps`.)
 
     Raises:
-        OptimizerError: `optimizer` is no Keras optimizer, or is already wrapped.
+        OptimizerError: `optimizer` is none of these, or is already wrapped.
         ConfigurationError: an option has no meaning.
+        UnsupportedError: `backward_passes_per_step` above 1 for an optimizer that is not v1.
     """
     inner = keras_api.inner_optimizer(optimizer)
     kind = keras_api.family(inner)
@@ -60,14 +67,30 @@ def DistributedOptimizer(
             "Wrap it once."
         )
     reducer = GradientReducer(op, fusion_threshold, compression, sparse_as_dense, missing_gradients)  # type: ignore[arg-type]
+    _check_passes(backward_passes_per_step, kind, inner)
     try:
         inner.__class__ = _distributed_class(type(inner), _HOOKS[kind], reducer)
     except TypeError as error:
         raise OptimizerError(f"{type(inner).__name__} cannot be wrapped: {error}. Received: {optimizer!r}.") from None
+    if kind is Family.V1:
+        inner.hvdx_passes = backward_passes_per_step
     adapt_loss_scaling()
     switch_auto_off()
     check_in_compile()
     return optimizer
+
+
+def _check_passes(passes: Any, kind: Family, optimizer: Any) -> None:
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise ConfigurationError(f"backward_passes_per_step is an integer of 1 or more. Received: {passes!r}.")
+    if passes > 1 and kind is not Family.V1:
+        other = (
+            "its own gradient_accumulation_steps" if kind is Family.KERAS_3 else "larger batches, or sum the gradients"
+        )
+        raise UnsupportedError(
+            f"backward_passes_per_step={passes} works with v1 optimizers (tf.compat.v1.train). "
+            f"{type(optimizer).__name__} is of {kind.value}: use {other}."
+        )
 
 
 def _distributed_class(cls: Any, hook: type, reducer: GradientReducer) -> Any:

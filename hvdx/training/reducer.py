@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hvdx import environment, world
 from hvdx.comm.communicator import Label
+from hvdx.comm.order import together
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.compression import Codec, Compression, check_codec
 from hvdx.errors import ConfigurationError
@@ -78,16 +79,28 @@ class GradientReducer:
         dense = [index for index, value in enumerate(values) if isinstance(value, tf.Tensor)]
         sparse = [index for index, value in enumerate(values) if isinstance(value, tf.IndexedSlices)]
         results: list[Any] = list(values)
+        with together():
+            self._reduce_into(results, names, dense, sparse, absent)
+        return results
+
+    def _reduce_into(
+        self,
+        results: list[Any],
+        names: Sequence[str],
+        dense: Sequence[int],
+        sparse: Sequence[int],
+        absent: tuple[tuple[int, str], ...],
+    ) -> None:
+        """Replace the gradients at the given places with reduced ones."""
         if dense or absent:
             label = Label("gradients", tuple(names[index] for index in dense), _SAME_BATCH, absent)
-            for index, value in zip(dense, self._reduce_dense([values[i] for i in dense], label), strict=True):
+            for index, value in zip(dense, self._reduce_dense([results[i] for i in dense], label), strict=True):
                 results[index] = value
         if sparse:
-            slices = [values[index] for index in sparse]
+            slices = [results[index] for index in sparse]
             reduced = allreduce_slices(slices, self.op, [names[i] for i in sparse], self.sparse_as_dense == "auto")
             for index, value in zip(sparse, reduced, strict=True):
                 results[index] = value
-        return results
 
     def _filled(self, gradient: Any, variable: Any) -> Any:
         if gradient is None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvdx.comm import first_batch
 from hvdx.comm.communicator import Label
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.logs import log
@@ -120,7 +121,10 @@ def test_small_and_large_thresholds_give_the_same(world: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("graph", [False, True])
-def test_equal_first_batches_are_noticed_once(world: Any, graph: bool, dtype: str) -> None:
+def test_equal_first_batches_are_noticed_once(
+    world: Any, graph: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_batch, "_warned", [])
     communicator = world.world.communicator()
     message = f"the same everywhere, in a graph: {graph}, {dtype}"
     label = Label("gradients", ("w",), message)

@@ -37,6 +37,11 @@ class Result:
 
 
 @dataclass
+def _heed_interrupts() -> None:
+    """What a shell starts in the background ignores SIGINT, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Launches:
     """Starts hvdxrun; every process of a start carries a mark in its environment, by which left-overs are found."""
 
@@ -59,7 +64,7 @@ class Launches:
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [*HVDXRUN, *arguments], env=self.environment(**variables), cwd=self.folder, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_heed_interrupts,
         )  # fmt: skip
 
     def __call__(self, *arguments: str, limit: float = 60.0, **variables: str) -> Result:

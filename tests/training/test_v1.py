@@ -1,0 +1,179 @@
+"""v1 programs: graphs, sessions and `tf.compat.v1.train` optimizers, several ranks against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvdx as hvd
+from hvdx.training.xla import is_distributed
+
+v1 = tf.compat.v1
+pytestmark = pytest.mark.np(2, 3)
+
+STEPS, ROWS, WIDTH, WORDS = 4, 12, 3, 7
+X = np.random.default_rng(0).normal(size=(STEPS, ROWS, WIDTH)).astype("float32")
+WORD = np.random.default_rng(1).integers(0, WORDS, size=(STEPS, ROWS))
+Y = X.sum(-1, keepdims=True) + WORD[..., None].astype("float32")
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: v1.train.GradientDescentOptimizer(0.1),
+    "momentum": lambda: v1.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+    "adam": lambda: v1.train.AdamOptimizer(0.1),
+    "adagrad": lambda: v1.train.AdagradOptimizer(0.1),
+    "rmsprop": lambda: v1.train.RMSPropOptimizer(0.1, momentum=0.5),
+    "ftrl": lambda: v1.train.FtrlOptimizer(0.1),
+}
+Minimize = Callable[[Any, Any, Any], Any]
+
+
+def minimize(optimizer: Any, loss: Any, step: Any) -> Any:
+    return optimizer.minimize(loss, global_step=step)
+
+
+def clip_then_apply(optimizer: Any, loss: Any, step: Any) -> Any:
+    gradients, variables = zip(*optimizer.compute_gradients(loss), strict=True)
+    # dense first: TensorFlow counts a word that occurs twice in a batch as two rows of the norm
+    clipped, _ = tf.clip_by_global_norm([tf.convert_to_tensor(g) for g in gradients], 0.01)
+    return optimizer.apply_gradients(list(zip(clipped, variables, strict=True)), global_step=step)
+
+
+def train(
+    optimizer: Any,
+    batches: list[tuple[np.ndarray, ...]],
+    how: Minimize = minimize,
+    seed: int = 0,
+    resource: bool = True,
+) -> tuple[list[np.ndarray], int, list[float]]:
+    """Train a linear model with an embedding; return weights, global step and losses."""
+    with tf.Graph().as_default():
+        x, word, y = (
+            v1.placeholder(tf.float32, [None, WIDTH]),
+            v1.placeholder(tf.int64, [None]),
+            v1.placeholder(tf.float32),
+        )
+        with v1.variable_scope("model", use_resource=resource):
+            initial = v1.random_normal_initializer(seed=seed)
+            kernel = v1.get_variable("kernel", [WIDTH, 1], initializer=initial)
+            table = v1.get_variable("table", [WORDS, 1], initializer=initial)
+        loss = tf.reduce_mean(tf.square(tf.matmul(x, kernel) + tf.nn.embedding_lookup(table, word) - y))
+        step = v1.train.get_or_create_global_step()
+        update = how(optimizer, loss, step)
+        start = hvd.broadcast_global_variables(0)
+        losses = []
+        with v1.Session() as session:
+            session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+            session.run(start)
+            for batch in batches:
+                losses.append(session.run([update, loss], dict(zip((x, word, y), batch, strict=True)))[1])
+            return session.run([kernel, table]), int(session.run(step)), losses
+
+
+def batches(rank: int, size: int) -> list[tuple[np.ndarray, ...]]:
+    return [(X[s, rank::size], WORD[s, rank::size], Y[s, rank::size]) for s in range(STEPS)]
+
+
+@pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
+@pytest.mark.parametrize("how", [minimize, clip_then_apply])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_as_one_process(world: Any, name: str, how: Minimize, resource: bool) -> None:
+    """The gradient of an embedding is sparse here, so several exchanges make one update."""
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS[name]())
+    assert type(optimizer) is not type(OPTIMIZERS[name]())
+    assert isinstance(optimizer, type(OPTIMIZERS[name]()))
+    weights, step, _ = train(optimizer, batches(world.rank(), world.size()), how, world.rank(), resource)
+    expected, _, _ = train(OPTIMIZERS[name](), batches(0, 1), how, 0, resource)
+    assert step == STEPS
+    for value, wanted in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=2e-4, atol=2e-5)
+    everybody = world.allgather_object([value.tobytes() for value in weights])
+    assert all(other == everybody[0] for other in everybody)
+
+
+@pytest.mark.parametrize("how", [minimize, clip_then_apply])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_accumulation(world: Any, name: str, how: Minimize) -> None:
+    """Two passes of half a batch are one update; what one process makes of the whole batch."""
+    halves = []
+    for batch in batches(world.rank(), world.size()):
+        halves += [tuple(a[: len(a) // 2] for a in batch), tuple(a[len(a) // 2 :] for a in batch)]
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS[name](), backward_passes_per_step=2)
+    weights, step, _ = train(optimizer, halves, how, world.rank())
+    expected, _, _ = train(OPTIMIZERS[name](), batches(0, 1), how, 0)
+    assert step == STEPS
+    for value, wanted in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=2e-4, atol=2e-5)
+
+
+def test_reductions_are_counted(world: Any) -> None:
+    """One exchange of gradients an update, not one a pass."""
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](), backward_passes_per_step=4)
+    before = getattr(getattr(hvd.world.communicator(), "_agreement", None), "sequence", 0)
+    kernel = [(np.ones((1, WIDTH), "float32"), np.zeros(1, int), np.ones((1, 1), "float32"))] * 8
+    with_dense = lambda opt, loss, step: opt.minimize(loss, global_step=step, var_list=v1.trainable_variables()[:1])  # noqa: E731
+    _, step, _ = train(optimizer, kernel, with_dense)
+    after = getattr(getattr(hvd.world.communicator(), "_agreement", None), "sequence", 0)
+    assert step == 2
+    if world.size() > 1:
+        assert after - before == 3  # the broadcast and two updates
+
+
+def test_wrap_once_and_in_place(world: Any) -> None:
+    optimizer = OPTIMIZERS["adam"]()
+    wrapped = hvd.DistributedOptimizer(optimizer)
+    assert wrapped is optimizer
+    assert is_distributed(wrapped)
+    assert (type(wrapped).__name__, wrapped.get_name()) == ("AdamOptimizer", "Adam")
+    with pytest.raises(hvd.OptimizerError, match="already"):
+        hvd.DistributedOptimizer(wrapped)
+
+
+@pytest.mark.parametrize("passes", [0, 1.5, True, "2"])
+def test_bad_number_of_passes(world: Any, passes: Any) -> None:
+    with pytest.raises(hvd.ConfigurationError, match="backward_passes_per_step"):
+        hvd.DistributedOptimizer(OPTIMIZERS["sgd"](), backward_passes_per_step=passes)
+
+
+def test_passes_are_refused_where_they_do_not_work(keras: Any) -> None:
+    with pytest.raises(hvd.UnsupportedError, match="backward_passes_per_step=2"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    eager = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](), backward_passes_per_step=2)
+    variable = tf.Variable(1.0)
+    with pytest.raises(hvd.UnsupportedError, match="in a graph only"):
+        eager.compute_gradients(lambda: variable * 2.0)
+
+
+def test_eager(world: Any) -> None:
+    variable = tf.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"]())
+    optimizer.minimize(lambda: variable * float(world.rank() + 1))
+    mean = (world.size() + 1) / 2
+    np.testing.assert_allclose(variable.numpy(), [1.0 - 0.1 * mean], rtol=1e-6)
+
+
+def test_no_global_variables_in_eager_code(world: Any) -> None:
+    with pytest.raises(hvd.UnsupportedError, match="broadcast_variables"):
+        hvd.broadcast_global_variables(0)
+
+
+def test_root_out_of_range(world: Any) -> None:
+    with tf.Graph().as_default(), pytest.raises(hvd.ConfigurationError, match="root rank"):
+        hvd.broadcast_global_variables(world.size())
+
+
+def test_a_missing_gradient_names_variable_and_rank(world: Any) -> None:
+    """In a graph the error comes out of the session, in TensorFlow's clothes."""
+    if world.size() == 1:
+        pytest.skip("one rank lacks nothing that another has")
+    with tf.Graph().as_default():
+        used, other = v1.get_variable("used", [2]), v1.get_variable("other", [2])
+        loss = tf.reduce_sum(used) + (tf.reduce_sum(other) if world.rank() == 0 else 0.0)
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"]())
+        update = optimizer.minimize(loss, var_list=[used, other])
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            with pytest.raises(tf.errors.OpError, match=r"GradientError: (?s:.)*other:0: no gradient on ranks? 1"):
+                session.run(update)
