@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ def update(recipe: OptimizerRecipe, loss: Any, variables: Sequence[Any]) -> Any:
         loss: scalar tensor.
         variables: what is trained.
     """
-    optimizer = recipe.kind.from_config(dict(recipe.config))  # type: ignore[attr-defined]
+    optimizer = recipe.kind.from_config(copy.deepcopy(recipe.config))  # type: ignore[attr-defined]
     pairs = list(zip(tf.gradients(loss, variables), variables, strict=True))
     if keras_api.family(optimizer) is Family.LEGACY:
         _count_global_step(optimizer)
@@ -72,6 +73,37 @@ def _forget(variable: Any) -> None:
     """Neither initialize nor save a variable that is not used."""
     variables = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
     variables[:] = [other for other in variables if other is not variable]
+
+
+def update_keras_3(recipe: OptimizerRecipe, loss: Any, variables: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the operation that makes one update and increments the global step, and the Keras 3 optimizer in it.
+
+    Gradients become global in the graph, where collectives are ordered for the session, and are applied by an optimizer
+    of the class that was there before it was wrapped.
+
+    Args:
+        recipe: of the optimizer of the compiled model, which is left as it is.
+        loss: scalar tensor.
+        variables: what is trained, as Keras's objects.
+    """
+    plain: Any = next(cls for cls in recipe.kind.__mro__ if hasattr(cls, "from_config") and not _reduces(cls))
+    optimizer = plain.from_config(copy.deepcopy(recipe.config))
+    optimizer.build(variables)
+    gradients = tf.gradients(loss, [variable.value for variable in variables])
+    if _reduces(recipe.kind):
+        gradients = recipe.kind.hvdx_reducer.reduce(gradients, [variable.value for variable in variables])  # type: ignore[attr-defined]
+
+    @tf.function(autograph=False)
+    def apply() -> Any:
+        optimizer.apply(gradients, variables)
+        return tf.constant(True)
+
+    with tf.control_dependencies([apply()]):
+        return tf.compat.v1.assign_add(tf.compat.v1.train.get_global_step(), 1).op, optimizer
+
+
+def _reduces(kind: type) -> bool:
+    return hasattr(kind, "hvdx_reducer") or kind.__module__.startswith("hvdx.")
 
 
 def _update_in_function(optimizer: Any, pairs: list[Any]) -> Any:
