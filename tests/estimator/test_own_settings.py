@@ -270,6 +270,9 @@ def test_an_input_fn_that_returns_nothing_or_three_values(tmp_path: Path) -> Non
             call(lambda: None)  # type: ignore[operator]
     with pytest.raises(ConfigurationError, match="3 values"):
         linear(tmp_path).train(lambda: (1, 2, 3))
+    dataset = batches()()
+    with pytest.raises(ConfigurationError, match="outside of input_fn"):
+        linear(tmp_path).train(lambda: dataset)
 
 
 def test_what_is_left_out_names_the_way_out() -> None:

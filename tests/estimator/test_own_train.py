@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def _assert_about_every_second(steps: list[int], first: int, last: int | None = 
     """TensorFlow's hooks read the step before or after its increment, as it happens, so some come one step early."""
     assert steps[0] == first
     assert last is None or steps[-1] == last
-    assert all(1 <= after - before <= 2 for before, after in zip(steps, steps[1:], strict=False)), steps
+    assert all(1 <= after - before <= 2 for before, after in itertools.pairwise(steps)), steps
 
 
 class _Record(own.SessionRunHook):

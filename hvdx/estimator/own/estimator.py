@@ -63,7 +63,7 @@ class Estimator:
         custom_objects: Mapping[str, Any] | None = None,
         metric_names_map: Mapping[str, str] | None = None,
     ) -> Estimator:
-        """Return an Estimator of a compiled model of tf_keras; see `hvdx.estimator.own.from_keras`."""
+        """Return an Estimator of a compiled Keras model; see `hvdx.estimator.own.from_keras`."""
         from .from_keras import estimator_from_keras
 
         return estimator_from_keras(cls, keras_model, model_dir, config, custom_objects, metric_names_map)

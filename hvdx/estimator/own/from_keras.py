@@ -22,6 +22,7 @@ def estimator_from_keras(
     config: Any = None,
     custom_objects: Mapping[str, Any] | None = None,
     metric_names_map: Mapping[str, str] | None = None,
+    spec_class: Any = EstimatorSpec,
 ) -> Any:
     """Return an Estimator that starts from the weights of a compiled model and trains with its loss and optimizer.
 
@@ -36,6 +37,7 @@ def estimator_from_keras(
         config: a `RunConfig`.
         custom_objects: dict of names to the classes and functions that the model was made with.
         metric_names_map: dict of the metrics' names in Keras to their names in evaluations.
+        spec_class: what `cls` wants a model_fn to return; with tf.estimator.Estimator, tf.estimator.EstimatorSpec.
 
     Raises:
         ConfigurationError: no model, or one that is not compiled or cannot be copied.
@@ -43,10 +45,10 @@ def estimator_from_keras(
     """
     source = _source(keras_model, custom_objects or {})
 
-    def model_fn(features: Any, labels: Any, mode: str, config: Any) -> EstimatorSpec:
+    def model_fn(features: Any, labels: Any, mode: str, config: Any) -> Any:
         with source.scope():
-            spec, model = _spec(source, features, labels, mode, metric_names_map)
-            return spec._replace(scaffold=scaffold_of(model, source.weights, config))
+            fields, model = _fields(source, features, labels, mode, metric_names_map)
+            return spec_class(mode, scaffold=scaffold_of(model, source.weights, config), **fields)
 
     return cls(model_fn, model_dir, config)
 
@@ -60,24 +62,26 @@ def _source(model: Any, custom_objects: Mapping[str, Any]) -> Any:
     return keras2_model.Keras2Source(model, custom_objects)
 
 
-def _spec(
+def _fields(
     source: Any, features: Any, labels: Any, mode: str, metric_names_map: Mapping[str, str] | None
-) -> tuple[EstimatorSpec, Any]:
-    """Return the spec and the model in the graph that is being built."""
+) -> tuple[dict[str, Any], Any]:
+    """Return the fields of the EstimatorSpec, and the model in the graph that is being built."""
     features, sample_weights = split_sample_weights(features)
     inputs = by_name(features, source.input_names, "features", "inputs")
     model = source.in_graph(inputs, training=mode == ModeKeys.TRAIN)
     names = names_of_outputs(source.output_names, model.outputs)
     predictions = dict(zip(names, tf.nest.flatten(model.outputs), strict=True))
+    fields: dict[str, Any] = {"predictions": predictions}
     if mode == ModeKeys.PREDICT:
-        return EstimatorSpec(mode, predictions=predictions), model
+        return fields, model
     targets = labels if isinstance(model.outputs, dict) else by_name(labels, names, "labels", "outputs")
     batch = targets, model.outputs, sample_weights
-    loss = model.loss(batch, names)
+    fields["loss"] = model.loss(batch, names)
     if mode == ModeKeys.EVAL:
-        metrics = _renamed(model.metrics(batch, names), metric_names_map)
-        return EstimatorSpec(mode, predictions, loss, eval_metric_ops=metrics), model
-    return EstimatorSpec(mode, predictions, loss, model.train_op(loss)), model
+        fields["eval_metric_ops"] = _renamed(model.metrics(batch, names), metric_names_map)
+    else:
+        fields["train_op"] = model.train_op(fields["loss"])
+    return fields, model
 
 
 def _renamed(metrics: dict[str, Any], names: Mapping[str, str] | None) -> dict[str, Any]:

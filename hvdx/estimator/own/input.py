@@ -44,11 +44,11 @@ def features_and_labels(result: Any) -> tuple[Any, Any, list[Any]]:
     """Return features, labels (None if there are none) and the hooks that the input needs.
 
     Raises:
-        ConfigurationError: a list or tuple that is not of two.
+        ConfigurationError: a list or tuple that is not of two, or a dataset that was made elsewhere.
     """
     hooks: list[Any] = []
     if isinstance(result, tf.data.Dataset):
-        iterator = tf.compat.v1.data.make_initializable_iterator(result)
+        iterator = _iterator(result)
         hooks.append(_InitializeIterator(iterator.initializer))
         result = iterator.get_next()
     if isinstance(result, (list, tuple)):
@@ -67,6 +67,16 @@ def warn_of_endless_input(features: Any) -> None:
     from_dataset = any(tensor.op.type == "IteratorGetNext" for tensor in tensors)
     if not from_dataset and not tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
         tf.compat.v1.logging.warn("The input has no tf.data.Dataset and no queue: predict() will yield without end.")
+
+
+def _iterator(dataset: Any) -> Any:
+    try:
+        return tf.compat.v1.data.make_initializable_iterator(dataset)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"The dataset that input_fn returned was made outside of input_fn ({dataset!r}). Make all of it inside: "
+            "train, evaluate and predict each call input_fn in a graph of their own."
+        ) from error
 
 
 class _InitializeIterator(tf.compat.v1.train.SessionRunHook):

@@ -27,7 +27,7 @@ class Keras3Source:
 
     Raises:
         ConfigurationError: the model is not compiled or has no weights yet.
-        UnsupportedError: its optimizer scales the loss or accumulates gradients.
+        UnsupportedError: its optimizer scales the loss or accumulates gradients, or Keras does not run on TensorFlow.
     """
 
     def __init__(self, model: Any, custom_objects: Mapping[str, Any]) -> None:
@@ -35,6 +35,11 @@ class Keras3Source:
             raise ConfigurationError(f"Model {model.name!r} is not compiled; call compile(optimizer, loss) first.")
         if not model.built:
             raise ConfigurationError(f"Model {model.name!r} is not built; give it an Input, or call it on a batch.")
+        if model.variables and not isinstance(model.variables[0].value, tf.Variable):
+            raise UnsupportedError(
+                f"The weights of {model.name!r} are no TensorFlow variables: an Estimator needs Keras 3 on TensorFlow. "
+                'Set KERAS_BACKEND=tensorflow before "import keras".'
+            )
         if getattr(model.optimizer, "gradient_accumulation_steps", None):
             raise UnsupportedError(
                 f"{type(model.optimizer).__name__} has gradient_accumulation_steps, with which the global step of an "
