@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         WorldError,
         XlaError,
     )
+    from hvdx.estimator.hooks import BroadcastGlobalVariablesHook
     from hvdx.ops.allgather import allgather
     from hvdx.ops.allreduce import Average, Max, Min, Product, Sum, allreduce, grouped_allreduce
     from hvdx.ops.barrier import barrier
@@ -82,6 +83,7 @@ _HOMES = {
     "hvdx.errors": "CheckpointError CollectiveError ConfigurationError GradientError HvdxError LaunchError "
     "MismatchError MissingDependencyError NotInitializedError OptimizerError StallError UnsupportedError "
     "WorldError XlaError",
+    "hvdx.estimator.hooks": "BroadcastGlobalVariablesHook",
     "hvdx.ops.allgather": "allgather",
     "hvdx.ops.allreduce": "Average Max Min Product Sum allreduce grouped_allreduce",
     "hvdx.ops.barrier": "barrier",
@@ -98,6 +100,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names.spli
 
 __all__ = [
     "Average",
+    "BroadcastGlobalVariablesHook",
     "CheckpointError",
     "CollectiveError",
     "Compression",

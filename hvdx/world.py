@@ -7,8 +7,10 @@ those that still work. A rank that fails leaves at once, without waiting for any
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -72,6 +74,27 @@ def communicator() -> Communicator:
     if _communicator is None:
         raise NotInitializedError("hvdx has not been initialized. Call hvd.init() once, before anything else of hvdx.")
     return _communicator
+
+
+@contextlib.contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Let the others take longer than HVDX_TIMEOUT to come to the collectives inside: up to `seconds`."""
+    agreement = getattr(communicator(), "_agreement", None)
+    if agreement is None:
+        yield
+        return
+    before, agreement.patience = agreement.patience, seconds
+    try:
+        yield
+    finally:
+        agreement.patience = before
+
+
+def say_failed(cause: str) -> None:
+    """Tell the other ranks, whatever they wait for, why this one cannot come; they raise MismatchError with it."""
+    agreement = getattr(_communicator, "_agreement", None)
+    if agreement is not None and agreement.error is None:
+        agreement.say_failed(cause)
 
 
 def last_error() -> HvdxError | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hvdx import environment
-from hvdx.comm.signature import Signature, agrees, header, mismatch, words
+from hvdx.comm.signature import FAILED, Signature, agrees, header, mismatch, words
 from hvdx.errors import CollectiveError, HvdxError, StallError
 from hvdx.logs import log
 
@@ -64,6 +64,7 @@ class Agreement:
         self._last_time = time.monotonic()
         self.lock = threading.RLock()
         self.error: HvdxError | None = None
+        self.patience = 0.0
 
     @property
     def sequence(self) -> int:
@@ -81,7 +82,7 @@ class Agreement:
         Args:
             signature: what this rank called.
             extra: up to six integers to tell the other ranks (sizes that may differ).
-            limit: seconds to wait; HVDX_TIMEOUT where it is None.
+            limit: seconds to wait; where it is None HVDX_TIMEOUT, or `patience` if that is longer.
 
         Returns:
             All ranks' headers, ranks x HEADER_LENGTH; `extra` starts at column 2.
@@ -92,7 +93,7 @@ class Agreement:
         """
         if isinstance(self.error, StallError | CollectiveError):
             raise type(self.error)(f"A collective has failed before, so no other can run: {self.error}")
-        limit = environment.TIMEOUT.read() if limit is None else limit
+        limit = max(environment.TIMEOUT.read(), self.patience) if limit is None else limit
         self._sequence += 1
         waiting = Waiting(signature, limit, self._last, self._last_time, self._sequence)
         try:
@@ -108,6 +109,14 @@ class Agreement:
             raise
         self._last, self._last_time = signature.describe(), time.monotonic()
         return headers
+
+    def say_failed(self, cause: str) -> None:
+        """Tell the others, whatever they are waiting for, why this rank cannot come."""
+        try:
+            with self.lock:
+                self.agree(Signature(FAILED, cause), limit=environment.SHUTDOWN_TIMEOUT.read())
+        except HvdxError as error:
+            log.debug("%s", error)
 
     def say_goodbye(self) -> bool:
         """Tell the others that this rank's program has ended, and wait for theirs; return whether all left together."""

@@ -129,7 +129,7 @@ class NativeCommunicator(Communicator):
     def allgather_bytes(self, payload: bytes, what: str) -> list[bytes]:
         tensor = np.frombuffer(payload, np.uint8)
         call = Call("allgather", "bytes", Label(what, ("bytes",)), self._build_gather, ragged=True)
-        with self._agreement.lock:
+        with eager(), self._agreement.lock:
             [joined], numbers = self._run_now(call, [tensor])
         raw, ends = joined.numpy().tobytes(), np.cumsum(numbers[2:])
         return [raw[end - count : end] for end, count in zip(ends, numbers[2:], strict=True)]
@@ -137,7 +137,7 @@ class NativeCommunicator(Communicator):
     def broadcast_bytes(self, payload: bytes | None, root: int, what: str) -> bytes:
         self._check_payload(payload, root)
         call = self._broadcast_call(root, Label(what, ("bytes",)), 0)
-        with self._agreement.lock:
+        with eager(), self._agreement.lock:
             signature = Signature("broadcast", what, (), f"root {root}")
             numbers = self._agree(call, signature, len(payload or b""), 0)
             length = int(numbers[2 + root])

@@ -22,6 +22,9 @@ HEADER_LENGTH = 8
 WORDS_LENGTH = 2048
 """Bytes of description a rank sends when headers differ."""
 
+FAILED = "failed"
+"""The kind of the call with which a rank says why it cannot go on."""
+
 _MISSING = re.compile(r"\[none for (.*?)(?:\] |$)")
 _COUNTER = re.compile(r"_\d+(?=/|$|:)")
 
@@ -128,6 +131,8 @@ def mismatch(rows: np.ndarray, headers: np.ndarray) -> HvdxError:
     )
     if any("leaving" in text for text in by_text):
         hint = "A rank left while others still worked: look at its own output above for the reason."
+    if any(text.startswith(f"{FAILED}: ") for text in by_text):
+        return MismatchError("A rank failed, and the others cannot go on without it.\n" + "\n".join(lines))
     return MismatchError(
         f"The ranks called different collectives (call {count} of this job).\n" + "\n".join(lines) + f"\n{hint}"
     )

@@ -1,0 +1,140 @@
+"""What an `input_fn` needs on several ranks: its part of the data, and knowing that another batch will come."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from hvdx import world
+
+v1 = tf.compat.v1
+_HAS_NEXT = "hvdx_has_next"
+
+
+def input_context() -> Any:
+    """Return the `tf.distribute.InputContext` of this rank: one input pipeline a rank.
+
+    An `input_fn(input_context)` shards with it before it shuffles:
+    `dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id).shuffle(...)`.
+    """
+    return tf.distribute.InputContext(
+        num_input_pipelines=world.size(), input_pipeline_id=world.rank(), num_replicas_in_sync=world.size()
+    )
+
+
+def shard_input_fn(input_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an input_fn that gives this rank its part: every size-th element of the dataset, as it comes.
+
+    Of a dataset of batches it is every size-th batch. The elements must come in the same order on all ranks; inside
+    `train_and_evaluate`, where random operations of the input are seeded alike on all ranks, they do. Better is an
+    `input_fn(input_context)` that shards what it reads before it shuffles.
+
+    Args:
+        input_fn: returns a tf.data.Dataset.
+
+    Raises:
+        ConfigurationError: it returns something else, when it is called.
+    """
+
+    @functools.wraps(input_fn)
+    def sharded(*args: Any, **kwargs: Any) -> Any:
+        dataset = input_fn(*args, **kwargs)
+        if not isinstance(dataset, tf.data.Dataset | v1.data.Dataset):
+            from hvdx.errors import ConfigurationError
+
+            raise ConfigurationError(
+                "shard_input_fn takes an input_fn that returns a tf.data.Dataset; others cannot be divided between the "
+                f"ranks. Received: {type(dataset).__name__} from {getattr(input_fn, '__name__', input_fn)!r}."
+            )
+        return dataset.shard(world.size(), world.rank())
+
+    return sharded
+
+
+def takes_context(input_fn: Callable[..., Any]) -> bool:
+    """Return whether an input_fn asks for an InputContext."""
+    return "input_context" in inspect.signature(input_fn).parameters
+
+
+def with_context(input_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an input_fn to which this rank's InputContext is given already, if it asks for one."""
+    return _fixed(input_fn, input_context=input_context()) if takes_context(input_fn) else input_fn
+
+
+def _fixed(input_fn: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
+    """Return the function without the fixed parameters: the Estimator looks at the names that are left."""
+    signature = inspect.signature(input_fn)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return input_fn(*args, **fixed, **kwargs)
+
+    left = [p for name, p in signature.parameters.items() if name not in fixed]
+    call.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+    call.__name__ = getattr(input_fn, "__name__", "input_fn")
+    return call
+
+
+def with_lookahead(input_fn: Callable[..., Any], seed: int) -> Callable[..., Any]:
+    """Return an input_fn that knows with each batch whether another comes, for `has_next`.
+
+    Args:
+        input_fn: the user's; what is no dataset passes through, and is taken to have no end.
+        seed: seeds the random operations of the input, alike on all ranks.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        graph = v1.get_default_graph()
+        before, graph.seed = graph.seed, seed
+        try:
+            result = input_fn(*args, **kwargs)
+        finally:
+            graph.seed = before
+        return _look_ahead(result) if isinstance(result, tf.data.Dataset | v1.data.Dataset) else result
+
+    call.__signature__ = inspect.signature(input_fn)  # type: ignore[attr-defined]
+    return call
+
+
+def has_next() -> Any:
+    """Return the tensor that says whether a batch follows, the first time it is read, and so on; None without one."""
+    found = v1.get_collection(_HAS_NEXT)
+    return found[-1] if found else None
+
+
+def _look_ahead(dataset: Any) -> Any:
+    """Return the tensors of the next batch.
+
+    The dataset is read one element ahead. The first element that comes out is none, and says whether there is a first
+    batch: `has_next` is run alone once before the training.
+    """
+    spec = dataset.element_spec
+    optional = tf.OptionalSpec(spec)
+
+    def flat(value: Any) -> Any:  # an optional is no state that a scan can have, the variant in it is
+        return tf.nest.flatten(value, expand_composites=True)[0]
+
+    @tf.autograph.experimental.do_not_convert
+    def some(*element: Any) -> Any:
+        whole = element if isinstance(spec, tuple) else element[0]
+        return flat(tf.experimental.Optional.from_value(whole)), True
+
+    @tf.autograph.experimental.do_not_convert
+    def none(_: Any) -> Any:
+        return flat(tf.experimental.Optional.empty(spec)), False
+
+    @tf.autograph.experimental.do_not_convert
+    def shift(previous: Any, now: Any) -> Any:
+        variant, exists = now
+        return variant, (previous, exists)
+
+    ending = tf.data.Dataset.from_tensors(0).map(none)
+    pairs = dataset.map(some).concatenate(ending).scan(flat(tf.experimental.Optional.empty(spec)), shift)
+    iterator = v1.data.make_initializable_iterator(pairs.prefetch(1))
+    v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+    variant, follows = iterator.get_next()
+    v1.add_to_collection(_HAS_NEXT, follows)
+    return tf.nest.pack_sequence_as(optional, [variant], expand_composites=True).get_value()

@@ -1,0 +1,78 @@
+"""Training in step: before every step the ranks agree that all go on, and stop between steps to evaluate together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdx import world
+from hvdx.errors import ConfigurationError
+from hvdx.estimator.inputs import has_next
+from hvdx.logs import log
+
+v1 = tf.compat.v1
+_WHAT = "whether all ranks make another training step"
+
+
+class StepAgreement(v1.train.SessionRunHook):  # type: ignore[name-defined]
+    """Makes all ranks stop after the same step, whoever has a reason to stop; collective, once a step.
+
+    A rank whose data ends or whose hooks ask for a stop says so in the exchange before its next step, or in the one it
+    makes as its session ends; the others then end as at the end of their own data.
+
+    Args:
+        evaluate: called on all ranks together, between two steps, when rank 0 wants an evaluation.
+        wants_evaluation: asked on rank 0 before every step.
+    """
+
+    def __init__(self, evaluate: Callable[[], None], wants_evaluation: Callable[[], bool]) -> None:
+        super().__init__()
+        self._evaluate = evaluate
+        self._wants_evaluation = wants_evaluation
+        self._next: Any = None
+        self._has_next = True
+        self._ended = False
+
+    def begin(self) -> None:
+        self._next = has_next()
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self._has_next = self._next is None or bool(session.run(self._next))
+        having = [bool(flags[0]) for flags in self._exchange(self._has_next, False)]
+        without = [str(rank) for rank, has in enumerate(having) if not has]
+        if without and any(having):
+            raise ConfigurationError(
+                f"The input_fn of training gave no batch on rank(s) {', '.join(without)}, and gave some on the others. "
+                "Every rank needs at least one batch: give the ranks equal parts, with an input_fn(input_context) or "
+                "hvdx.estimator.shard_input_fn."
+            )
+
+    def before_run(self, run_context: Any) -> Any:
+        flags = self._exchange(self._has_next, world.rank() == 0 and self._wants_evaluation())
+        if flags[:, 1].any():
+            self._evaluate()
+        if not flags[:, 0].all():
+            self._ended = True
+            ranks = ", ".join(str(rank) for rank in np.flatnonzero(flags[:, 0] == 0))
+            log.info("training ends here on all ranks: no further step on rank(s) %s", ranks)
+            raise tf.errors.OutOfRangeError(None, None, f"Training has ended on rank(s) {ranks}.")
+        return None if self._next is None else v1.train.SessionRunArgs(self._next)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        if self._next is not None:
+            self._has_next = bool(run_values.results)
+
+    def end(self, session: Any) -> None:
+        if not self._ended:
+            self._ended = True
+            flags = self._exchange(False, False)
+            if flags[:, 1].any():  # rank 0 was about to make another step, and first an evaluation
+                self._evaluate()
+
+    def _exchange(self, goes_on: bool, evaluates: bool) -> np.ndarray:
+        """Return every rank's two flags: makes another step, wants an evaluation."""
+        payloads = world.communicator().allgather_bytes(bytes([goes_on, evaluates]), _WHAT)
+        return np.array([list(payload) for payload in payloads])

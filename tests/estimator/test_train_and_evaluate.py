@@ -1,0 +1,242 @@
+"""train_and_evaluate on several ranks against one process: weights, losses, metrics, files, and where it stops."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvdx as hvd
+from hvdx import estimator
+from tests.estimator import distributed_models as models
+
+v1 = tf.compat.v1
+pytestmark = pytest.mark.np(2, 3)
+NAMES = ("linear/kernel", "linear/bias")
+
+
+@pytest.fixture
+def folder(world: Any, tmp_path: Path) -> Iterator[Path | None]:
+    """A directory that rank 0 alone sees; the others are given one that does not exist."""
+    names = world.allgather_object(str(tmp_path / "model"))
+    yield Path(names[0])
+    world.barrier()
+    if world.rank() == 0:
+        shutil.rmtree(names[0], ignore_errors=True)
+
+
+class Watch(v1.train.SessionRunHook):  # type: ignore[name-defined]
+    """Keeps the loss of every step and the weights at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[np.ndarray] = []
+        self.steps = 0
+
+    def begin(self) -> None:
+        self._variables = v1.trainable_variables()
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.steps += 1
+
+    def end(self, session: Any) -> None:
+        self.weights = session.run(self._variables)
+
+
+def reference(tmp_path: Path, max_steps: int = models.STEPS) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """Train one process on whole batches."""
+    watch = Watch()
+    alone = models.make(tmp_path / "alone", distributed=False)
+    alone.train(models.whole_input, hooks=[watch], max_steps=max_steps)
+    return watch.weights, alone.evaluate(models.eval_input)
+
+
+@pytest.mark.parametrize("evaluation", ["rank 0", "sharded"])
+def test_as_one_process(world: Any, folder: Path, tmp_path: Path, evaluation: str) -> None:
+    watch = Watch()
+    train, evaluate = models.specs(hooks=[watch], exporters=[exporter()])
+    mine = models.make(folder, seed=world.rank())
+    metrics, exports = hvd.estimator.train_and_evaluate(mine, train, evaluate, evaluation=evaluation)
+    weights, expected = reference(tmp_path)
+    for value, wanted in zip(watch.weights, weights, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+    everybody = world.allgather_object([value.tobytes() for value in watch.weights])
+    assert all(other == everybody[0] for other in everybody)
+    assert metrics is not None
+    assert metrics["global_step"] == models.STEPS
+    for name in ("loss", "mae", "auc"):
+        np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-5)
+    assert len(set(world.allgather_object((str(sorted(metrics.items())), str(exports))))) == 1
+    if world.rank() == 0:
+        check_files(folder, exports)
+
+
+def exporter() -> Any:
+    def receiver() -> Any:
+        x = v1.placeholder(tf.float32, [None, models.WIDTH], name="x")
+        return estimator.export.ServingInputReceiver({"x": x}, {"x": x})
+
+    return estimator.FinalExporter("final", receiver)
+
+
+def check_files(folder: Path, exports: Any) -> None:
+    """Checkpoints, events of training and evaluation, and an export that needs no hvdx."""
+    names = sorted(os.listdir(folder))
+    assert f"model.ckpt-{models.STEPS}.index" in names
+    assert any(name.startswith("events.out") for name in names)
+    assert any(name.startswith("events.out") for name in os.listdir(folder / "eval"))
+    [path] = exports
+    loaded = tf.saved_model.load(tf.compat.as_str(path))
+    kernel, bias = (tf.train.load_variable(str(folder), name) for name in NAMES)
+    served = loaded.signatures["serving_default"](x=tf.constant(models.EVAL_X))["y"].numpy()
+    np.testing.assert_allclose(served, models.EVAL_X @ kernel + bias, rtol=1e-5)
+    graph = loaded.signatures["serving_default"].graph.as_graph_def()
+    kinds = {node.op for node in graph.node} | {n.op for f in graph.library.function for n in f.node_def}
+    assert not {kind for kind in kinds if "PyFunc" in kind or "Horovod" in kind or "Collective" in kind}
+
+
+def test_other_ranks_write_nothing_and_need_no_directory(world: Any, folder: Path, tmp_path: Path) -> None:
+    mine = models.make(folder if world.rank() == 0 else None, seed=world.rank())
+    made = None if world.rank() == 0 else mine.model_dir
+    hvd.estimator.train_and_evaluate(mine, *models.specs())
+    if made is not None:
+        assert os.listdir(made) == []
+        os.rmdir(made)
+
+
+def test_resumes_from_rank_0_and_ends_at_once_when_finished(world: Any, folder: Path, tmp_path: Path) -> None:
+    hvd.estimator.train_and_evaluate(models.make(folder, seed=world.rank()), *models.specs(max_steps=2))
+    watch = Watch()
+
+    def rest(input_context: Any) -> Any:
+        return models.sharded_input(input_context).skip(2)
+
+    train, evaluate = models.specs(rest, hooks=[watch])
+    metrics, _ = hvd.estimator.train_and_evaluate(models.make(folder, seed=7), train, evaluate)
+    assert watch.steps == models.STEPS - 2
+    assert metrics is not None
+    for value, wanted in zip(watch.weights, reference(tmp_path)[0], strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+    again = Watch()
+    train, evaluate = models.specs(hooks=[again])
+    assert hvd.estimator.train_and_evaluate(models.make(folder), train, evaluate) == (None, None)
+    assert again.steps == 0
+
+
+def test_data_that_end_early_on_one_rank_end_all(world: Any, folder: Path) -> None:
+    last = world.size() - 1
+
+    def short(input_context: Any) -> Any:
+        data = models.sharded_input(input_context)
+        return data.take(3) if input_context.input_pipeline_id == last else data
+
+    watch = Watch()
+    train, evaluate = models.specs(short, max_steps=None, hooks=[watch])
+    metrics, _ = hvd.estimator.train_and_evaluate(models.make(folder), train, evaluate)
+    assert watch.steps == 3
+    assert metrics is not None
+    assert metrics["global_step"] == 3
+
+
+def test_a_hook_on_one_rank_stops_all(world: Any, folder: Path) -> None:
+    class Stop(v1.train.SessionRunHook):  # type: ignore[name-defined]
+        steps = 0
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            self.steps += 1
+            if world.rank() == world.size() - 1 and self.steps == 4:
+                run_context.request_stop()
+
+    stop = Stop()
+    train, evaluate = models.specs(hooks=[stop])
+    metrics, _ = hvd.estimator.train_and_evaluate(models.make(folder), train, evaluate)
+    assert stop.steps == 4
+    assert metrics is not None
+    assert metrics["global_step"] == 4
+
+
+@pytest.mark.parametrize("evaluation", ["rank 0", "sharded"])
+def test_evaluates_every_checkpoint_with_all_hooks(world: Any, folder: Path, evaluation: str) -> None:
+    class Count(v1.train.SessionRunHook):  # type: ignore[name-defined]
+        evaluations, batches = 0, 0
+
+        def begin(self) -> None:
+            self.evaluations += 1
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            self.batches += 1
+
+    hooks = [Count(), Count()]
+    train, evaluate = models.specs(hooks=[], **{"hooks": []} if False else {})
+    evaluate = estimator.EvalSpec(
+        models.eval_input, steps=2, hooks=hooks, name="held_out", start_delay_secs=0, throttle_secs=0
+    )
+    hvd.estimator.train_and_evaluate(models.make(folder), train, evaluate, evaluation=evaluation)
+    here = evaluation == "sharded" or world.rank() == 0
+    batches = {"rank 0": 2, "sharded": min(2, len(range(world.rank(), 5, world.size())))}[evaluation]
+    for hook in hooks:
+        assert hook.evaluations == (3 if here else 0)
+        assert hook.batches == (3 * batches if here else 0)
+    if world.rank() == 0:
+        assert (folder / "eval_held_out").is_dir()
+
+
+@pytest.mark.parametrize("setting", ["throttle_secs", "start_delay_secs"])
+def test_evaluations_in_between_wait_their_time(world: Any, folder: Path, setting: str) -> None:
+    """The last checkpoint is evaluated in any case; of the earlier ones, the throttle lets the first through."""
+    if world.size() == 1 and setting == "start_delay_secs":
+        pytest.skip("does not count in one process")
+    begun: list[int] = []
+
+    class Begin(v1.train.SessionRunHook):  # type: ignore[name-defined]
+        def begin(self) -> None:
+            begun.append(1)
+
+    train, evaluate = models.specs(**{setting: 1000})
+    evaluate = evaluate._replace(hooks=(Begin(),))
+    hvd.estimator.train_and_evaluate(models.make(folder), train, evaluate)
+    assert len(begun) == (0 if world.rank() else {"throttle_secs": 2, "start_delay_secs": 1}[setting])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "momentum"])
+def test_accumulation_counts_updates(world: Any, folder: Path, tmp_path: Path, optimizer: str) -> None:
+    """Each half batch is a pass; the global step counts updates, and max_steps means updates."""
+    make = {"adam": lambda: v1.train.AdamOptimizer(0.1), "momentum": lambda: v1.train.MomentumOptimizer(0.1, 0.9)}
+
+    def halves(input_context: Any) -> Any:
+        return models.sharded_input(input_context).unbatch().batch(models.BATCH // world.size() // 2)
+
+    if models.BATCH % (2 * world.size()):
+        pytest.skip("the batch cannot be halved on so many ranks")
+    watch = Watch()
+    train, evaluate = models.specs(halves, hooks=[watch])
+    mine = models.make(folder, passes=2, optimizer=make[optimizer])
+    metrics, _ = hvd.estimator.train_and_evaluate(mine, train, evaluate)
+    alone, expected = models.make(tmp_path / "alone", distributed=False, optimizer=make[optimizer]), Watch()
+    alone.train(models.whole_input, hooks=[expected], max_steps=models.STEPS)
+    assert metrics is not None
+    assert metrics["global_step"] == models.STEPS
+    assert watch.steps == 2 * models.STEPS
+    for value, wanted in zip(watch.weights, expected.weights, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_plain_calls_with_hooks(world: Any, tmp_path: Path) -> None:
+    """Horovod's way: train and evaluate called by the program, hooks given by hand."""
+    watch = Watch()
+    mine = models.make(tmp_path / "own", seed=world.rank())
+    hooks = [hvd.BroadcastGlobalVariablesHook(0), watch]
+    mine.train(lambda: models._part(world.size(), world.rank()), hooks=hooks, max_steps=models.STEPS)
+    part = estimator.shard_input_fn(models.eval_input)
+    metrics = mine.evaluate(part, hooks=[estimator.MetricAverageHook()])
+    weights, expected = reference(tmp_path)
+    for value, wanted in zip(watch.weights, weights, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+    for name in ("loss", "mae", "auc"):
+        np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-5)
