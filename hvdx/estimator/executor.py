@@ -62,7 +62,7 @@ def train_and_evaluate(
     if evaluation not in ("rank 0", "sharded"):
         raise ConfigurationError(f"evaluation is 'rank 0' or 'sharded'. Received: {evaluation!r}.")
     if world.size() == 1 and _is_stock(estimator):
-        result: tuple[Any, Any] = tf.estimator.train_and_evaluate(estimator, train_spec, eval_spec)
+        result: tuple[Any, Any] = tf.estimator.train_and_evaluate(*_with_contexts(estimator, train_spec, eval_spec))
         return result
     try:
         return _run(estimator, train_spec, eval_spec, evaluation == "sharded", evaluation_timeout)
@@ -77,6 +77,16 @@ def train_and_evaluate(
 
 def _is_stock(estimator: Any) -> bool:
     return any(cls.__module__.startswith("tensorflow_estimator.") for cls in type(estimator).__mro__)
+
+
+def _with_contexts(estimator: Any, train_spec: Any, eval_spec: Any) -> tuple[Any, Any, Any]:
+    """Return the arguments with an InputContext given to each input_fn: tf.estimator gives one to strategies only."""
+    config = estimator.config
+    if isinstance(train_spec, tf.estimator.TrainSpec) and config.train_distribute is None:
+        train_spec = train_spec._replace(input_fn=with_context(train_spec.input_fn))
+    if isinstance(eval_spec, tf.estimator.EvalSpec) and config.eval_distribute is None:
+        eval_spec = eval_spec._replace(input_fn=with_context(eval_spec.input_fn))
+    return estimator, train_spec, eval_spec
 
 
 def _run(
