@@ -13,7 +13,7 @@ import hvdx as hvd
 from hvdx import estimator
 
 v1 = tf.compat.v1
-WIDTH, BATCH, STEPS = 3, 8, 6
+WIDTH, BATCH, STEPS = 3, 12, 6  # a batch can be halved on 1, 2 and 3 ranks
 X = np.random.default_rng(3).normal(size=(BATCH * STEPS, WIDTH)).astype("float32")
 Y = (X @ np.array([[1.0], [-2.0], [0.5]], "float32") + 0.25).astype("float32")
 EVAL_X = np.random.default_rng(4).normal(size=(10, WIDTH)).astype("float32")
