@@ -18,16 +18,32 @@ _state = threading.local()
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
-    """Keep the collectives that are called inside in their order; inside another such block, it is that one's."""
+def together(loss: Any = None) -> Iterator[None]:
+    """Keep the collectives that are called inside in their order; inside another such block, it is that one's.
+
+    Args:
+        loss: the tensor whose gradients are reduced. Blocks of the same loss are one: where two optimizers share its
+            variables, a step runs both, in any order.
+    """
     if getattr(_state, "last", None) is not None:
         yield
         return
-    _state.last = {}
+    _state.last = _blocks_of(loss)
     try:
         yield
     finally:
         _state.last = None
+
+
+def _blocks_of(loss: Any) -> dict[Any, list[Any]]:
+    """Return what was made so far in blocks of this loss; nothing where it is no tensor of a graph."""
+    if loss is None or tf.executing_eagerly() or not isinstance(loss, tf.Tensor):
+        return {}
+    graph = loss.graph
+    if not hasattr(graph, "_hvdx_blocks"):
+        graph._hvdx_blocks = {}  # with the graph it goes
+    blocks: dict[str, dict[Any, list[Any]]] = graph._hvdx_blocks
+    return blocks.setdefault(loss.name, {})
 
 
 def in_order(build: Callable[[], list[Any]]) -> list[Any]:

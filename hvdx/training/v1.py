@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdx import world
+from hvdx.comm.order import in_order, together
 from hvdx.errors import UnsupportedError
 from hvdx.ops.convert import to_tensor
 from hvdx.training.hooks import DistributedHook
@@ -27,10 +28,11 @@ class V1Hook(DistributedHook):
         if not pairs:
             return pairs
         gradients, variables = map(list, zip(*pairs, strict=True))
-        if self.hvdx_passes == 1:
-            reduced = self._hvdx_reduce(gradients, variables)
-        else:
-            reduced = self._hvdx_accumulate(gradients, variables)
+        with together(args[0] if args else kwargs.get("loss")):
+            if self.hvdx_passes == 1:
+                reduced = self._hvdx_reduce(gradients, variables)
+            else:
+                reduced = self._hvdx_accumulate(gradients, variables)
         return list(zip(reduced, variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None) -> Any:
@@ -75,7 +77,10 @@ class V1Hook(DistributedHook):
             with tf.control_dependencies(cleared):
                 return [tf.identity(value) for value in present]
 
-        found = iter(tf.cond(ends_update, reduce, lambda: [tf.zeros_like(total) for total in totals], name="update"))
+        def nothing() -> list[Any]:
+            return [tf.zeros_like(total) for total in totals]
+
+        found = iter(in_order(lambda: list(tf.cond(ends_update, reduce, nothing, name="update"))))
         filled = self.hvdx_reducer.missing_gradients == "zeros"
         return [next(found) if filled or gradient is not None else None for gradient in gradients]
 

@@ -108,6 +108,26 @@ def test_accumulation(world: Any, name: str, how: Minimize) -> None:
         np.testing.assert_allclose(value, wanted, rtol=2e-4, atol=2e-5)
 
 
+def each_its_own(optimizers: Any, loss: Any, step: Any) -> Any:
+    """One optimizer for the embedding and one for the kernel, neither waiting for the other."""
+    kernel, table = v1.trainable_variables()
+    first, second = optimizers
+    return tf.group(first.minimize(loss, var_list=[table]), second.minimize(loss, step, var_list=[kernel]))
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_two_optimizers_of_one_loss(world: Any, passes: int) -> None:
+    """Their reductions come in the same order on every rank, although nothing in the graph asks for one."""
+    mine = [tuple(np.repeat(a, passes, 0) for a in batch) for batch in batches(world.rank(), world.size())] * 10
+    halves = [tuple(a[half::passes] for a in batch) for batch in mine for half in range(passes)]
+    both = [hvd.DistributedOptimizer(OPTIMIZERS[name](), backward_passes_per_step=passes) for name in ("sgd", "adam")]
+    weights, step, _ = train(both, halves, each_its_own, world.rank())
+    expected, _, _ = train([OPTIMIZERS["sgd"](), OPTIMIZERS["adam"]()], batches(0, 1) * 10, each_its_own, 0)
+    assert step == 10 * STEPS
+    for value, wanted in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-3, atol=1e-4)
+
+
 def test_reductions_are_counted(world: Any) -> None:
     """One exchange of gradients an update, not one a pass."""
     optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](), backward_passes_per_step=4)
