@@ -93,7 +93,7 @@ def patience(seconds: float) -> Iterator[None]:
 def say_failed(cause: str) -> None:
     """Tell the other ranks, whatever they wait for, why this one cannot come; they raise MismatchError with it."""
     agreement = getattr(_communicator, "_agreement", None)
-    if agreement is not None and agreement.error is None:
+    if agreement is not None:
         agreement.say_failed(cause)
 
 

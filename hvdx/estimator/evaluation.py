@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from hvdx import world
 from hvdx.errors import CollectiveError
+from hvdx.estimator.failures import on_all_ranks
 from hvdx.estimator.hooks import BroadcastGlobalVariablesHook, MetricAverageHook
 from hvdx.estimator.inputs import shard_input_fn, takes_context, with_context
 from hvdx.logs import log
@@ -132,9 +133,9 @@ class Evaluator:
         with world.patience(self.timeout):
             value, told = broadcast_object((value, told), 0, name=what)
         if failure is not None:
-            raise failure
+            raise on_all_ranks(failure)
         if told is not None:
-            raise CollectiveError(f"Rank 0 failed in {what}: {told}")
+            raise on_all_ranks(CollectiveError(f"Rank 0 failed in {what}: {told}"))
         return value
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from hvdx import world
-from hvdx.errors import ConfigurationError, HvdxError, UnsupportedError
+from hvdx.errors import ConfigurationError, UnsupportedError
 from hvdx.estimator.evaluation import Evaluator, Saved
+from hvdx.estimator.failures import failing_together, on_all_ranks, restoring
 from hvdx.estimator.hooks import BroadcastGlobalVariablesHook
 from hvdx.estimator.inputs import with_context, with_lookahead
 from hvdx.estimator.steps import StepAgreement
@@ -56,6 +57,7 @@ def train_and_evaluate(
 
     Raises:
         ConfigurationError: the ranks' settings differ, or have no meaning.
+        CheckpointError: the checkpoint is of another model.
         UnsupportedError: `train_distribute` or a TF_CONFIG cluster on several ranks.
         MismatchError: another rank failed; says which, and why.
     """
@@ -64,15 +66,8 @@ def train_and_evaluate(
     if world.size() == 1 and _is_stock(estimator):
         result: tuple[Any, Any] = tf.estimator.train_and_evaluate(*_with_contexts(estimator, train_spec, eval_spec))
         return result
-    try:
+    with failing_together():
         return _run(estimator, train_spec, eval_spec, evaluation == "sharded", evaluation_timeout)
-    except Exception as error:
-        shared = world.last_error()
-        if shared is not None and not isinstance(error, HvdxError):
-            raise type(shared)(str(shared)) from error  # TensorFlow has put an error of its own around it
-        if not isinstance(error, HvdxError):
-            world.say_failed(f"{type(error).__name__}: {str(error).split(chr(10) * 2)[0]}")
-        raise
 
 
 def _is_stock(estimator: Any) -> bool:
@@ -104,12 +99,13 @@ def _run(
         saved = Saved(eval_spec.throttle_secs, delay)
         hooks = [BroadcastGlobalVariablesHook(0), StepAgreement(evaluator.evaluate, saved.is_due), *train_spec.hooks]
         listeners = {"saving_listeners": [*train_spec.saving_listeners, saved]} if world.rank() == 0 else {}
-        own.train(
-            with_lookahead(with_context(train_spec.input_fn), seed),
-            hooks=hooks,
-            max_steps=train_spec.max_steps,
-            **listeners,
-        )
+        with restoring(estimator.model_dir):
+            own.train(
+                with_lookahead(with_context(train_spec.input_fn), seed),
+                hooks=hooks,
+                max_steps=train_spec.max_steps,
+                **listeners,
+            )
         evaluator.evaluate()
     return evaluator.metrics, evaluator.exports
 
@@ -137,23 +133,29 @@ def _check(estimator: Any, train_spec: Any, eval_spec: Any, sharded: bool) -> No
     for rank, theirs in enumerate(everybody):
         if theirs["wrong"]:
             kind = UnsupportedError if "train_distribute" in theirs["wrong"] else ConfigurationError
-            raise kind(f"Rank {rank}: {theirs['wrong']}")
+            raise on_all_ranks(kind(f"Rank {rank}: {theirs['wrong']}"))
     for name in ("max_steps", "evaluation"):
         values = [theirs[name] for theirs in everybody]
         if any(value != values[0] for value in values):
             said = ", ".join(f"{value!r} on rank {rank}" for rank, value in enumerate(values))
-            raise ConfigurationError(f"{name} of train_and_evaluate must be the same on every rank. Received: {said}.")
+            raise on_all_ranks(
+                ConfigurationError(f"{name} of train_and_evaluate must be the same on every rank. Received: {said}.")
+            )
     folders = [theirs["folder"] for theirs in everybody]
     for rank, folder in enumerate(folders):
         if folder is not None and folder != folders[0]:
-            raise ConfigurationError(
-                f"Rank {rank} was given model_dir={folder!r}, and rank 0 {_or_none(folders[0])}. Only rank 0 reads and "
-                "writes it: give all ranks the same, or rank 0 alone."
+            raise on_all_ranks(
+                ConfigurationError(
+                    f"Rank {rank} was given model_dir={folder!r}, and rank 0 {_or_none(folders[0])}. Only rank 0 reads "
+                    "and writes it: give all ranks the same, or rank 0 alone."
+                )
             )
     if not everybody[0]["saves"]:
-        raise ConfigurationError(
-            "The RunConfig of rank 0 saves no checkpoints, so there is nothing to evaluate. Set save_checkpoints_steps "
-            "or save_checkpoints_secs."
+        raise on_all_ranks(
+            ConfigurationError(
+                "The RunConfig of rank 0 saves no checkpoints, so there is nothing to evaluate. Set "
+                "save_checkpoints_steps or save_checkpoints_secs."
+            )
         )
 
 

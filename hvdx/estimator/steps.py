@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hvdx import world
 from hvdx.errors import ConfigurationError
+from hvdx.estimator.failures import on_all_ranks
 from hvdx.estimator.inputs import has_next
 from hvdx.logs import log
 
@@ -44,10 +45,12 @@ class StepAgreement(v1.train.SessionRunHook):  # type: ignore[name-defined]
         having = [bool(flags[0]) for flags in self._exchange(self._has_next, False)]
         without = [str(rank) for rank, has in enumerate(having) if not has]
         if without and any(having):
-            raise ConfigurationError(
-                f"The input_fn of training gave no batch on rank(s) {', '.join(without)}, and gave some on the others. "
-                "Every rank needs at least one batch: give the ranks equal parts, with an input_fn(input_context) or "
-                "hvdx.estimator.shard_input_fn."
+            raise on_all_ranks(
+                ConfigurationError(
+                    f"The input_fn of training gave no batch on rank(s) {', '.join(without)}, and gave some on the "
+                    "others. Every rank needs at least one batch: give the ranks equal parts, with an "
+                    "input_fn(input_context) or hvdx.estimator.shard_input_fn."
+                )
             )
 
     def before_run(self, run_context: Any) -> Any:
