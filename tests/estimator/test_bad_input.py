@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,23 +96,39 @@ def test_an_input_fn_that_raises_on_one_rank(world: Any, folder: Path) -> None:
         assert kind == "OSError" or "rank 1: failed: OSError" in text
 
 
-@pytest.mark.parametrize("other", ["another", "linear/kernel"], ids=["names", "shapes"])
-def test_a_checkpoint_from_another_graph(world: Any, folder: Path, other: str) -> None:
+def save(folder: Path, **shapes: list[int]) -> None:
+    """Write a checkpoint of step 0 with these variables of the model."""
+    folder.mkdir()
+    with tf.Graph().as_default():
+        for name, shape in shapes.items():
+            v1.get_variable(f"linear/{name}", shape)
+        v1.train.get_or_create_global_step()
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            v1.train.Saver().save(session, str(folder / "model.ckpt"), global_step=0)
+
+
+def plain_sgd() -> Any:
+    return v1.train.GradientDescentOptimizer(0.1)
+
+
+def test_a_checkpoint_from_another_graph(world: Any, folder: Path) -> None:
     if world.rank() == 0:
-        folder.mkdir()
-        with tf.Graph().as_default():
-            v1.get_variable(other, [2])
-            v1.get_variable("linear/bias", [1])
-            v1.train.get_or_create_global_step()
-            with v1.Session() as session:
-                session.run(v1.global_variables_initializer())
-                v1.train.Saver().save(session, str(folder / "model.ckpt"), global_step=0)
-    plain = lambda: v1.train.GradientDescentOptimizer(0.1)  # noqa: E731
-    for rank, (kind, text) in enumerate(raised(lambda: run(folder, optimizer=plain))):
-        assert f"The newest checkpoint in {folder} is of another model: " in text
-        assert re.search(r"Key \S+ not found in checkpoint" if other == "another" else "(?i)shape", text)
+        save(folder, another=[2], bias=[1])
+    for rank, (kind, text) in enumerate(raised(lambda: run(folder, optimizer=plain_sgd))):
+        assert f"The newest checkpoint in {folder} is of another model: Key linear/kernel not found" in text
         assert kind == ("CheckpointError" if rank == 0 else "MismatchError")
         assert rank == 0 or "rank 0: failed: CheckpointError" in text
+
+
+def test_a_checkpoint_with_other_shapes(world: Any, folder: Path) -> None:
+    """TensorFlow restores it without a word."""
+    if world.rank() == 0:
+        save(folder, kernel=[2], bias=[1])
+    for kind, text in raised(lambda: run(folder, optimizer=plain_sgd)):
+        assert kind == "MismatchError"
+        assert "linear/kernel:0 2 float32" in text
+        assert "linear/kernel:0 3x1 float32" in text
 
 
 def test_an_evaluation_that_fails_on_rank_0(world: Any, folder: Path) -> None:

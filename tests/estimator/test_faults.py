@@ -1,4 +1,4 @@
-"""A rank that dies while rank 0 evaluates: the job ends at once, and the next start resumes from the last checkpoint."""
+"""A rank dies while rank 0 evaluates: the job ends at once, and the next start resumes from the last checkpoint."""
 
 from __future__ import annotations
 
