@@ -64,8 +64,7 @@ def test_input() -> tf.data.Dataset:
 def make_classifier(config: Any) -> Any:
     """Return a network of a wide (linear) and a deep part, each with its own optimizer."""
     column = tf.feature_column
-    age, hours = column.numeric_column("age"), column.numeric_column("hours")
-    ages = column.bucketized_column(age, [25, 30, 35, 40, 45, 50, 55, 60, 65])
+    ages = column.bucketized_column(column.numeric_column("age"), [25, 30, 35, 40, 45, 50, 55, 60, 65])
     education = column.categorical_column_with_vocabulary_list("education", EDUCATION)
     occupation = column.categorical_column_with_hash_bucket("occupation", 50)
     crossed = column.crossed_column(["education", "occupation"], 500)
