@@ -62,7 +62,7 @@ def under_mpi(environment: str, ranks: int, comm: str, *paths: str) -> Run:
 # What does not depend on the version of TensorFlow runs in .venv only, and what does not depend on how bytes move with
 # one communicator only; else the suite would take twice as long and show nothing more.
 WITHOUT_TENSORFLOW = ("tests/launch", "tests/scripts", "tests/benchmarks", "tests/comm/test_faults.py")
-MOVES_BYTES = ("tests/comm", "tests/ops", "tests/training", "tests/data")
+MOVES_BYTES = ("tests/comm", "tests/ops", "tests/training", "tests/data", "tests/estimator")
 
 
 def full_plan() -> list[Run]:
