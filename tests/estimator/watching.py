@@ -31,11 +31,11 @@ class Watch(v1.train.SessionRunHook):  # type: ignore[name-defined]
     def end(self, session: Any) -> None:
         self.weights = session.run(self._variables)
 
-    def check_same_as(self, expected: Watch, world: Any, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    def check_same_as(self, expected: dict[str, np.ndarray], world: Any) -> None:
         """Assert that the weights are those of another training, and the same bits on all ranks."""
-        assert set(self.weights) == set(expected.weights) != set()
-        for name, value in expected.weights.items():
-            np.testing.assert_allclose(self.weights[name], value, rtol=rtol, atol=atol, err_msg=name)
+        assert set(self.weights) == set(expected) != set()
+        for name, value in expected.items():
+            np.testing.assert_allclose(self.weights[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
         everybody = world.allgather_object([value.tobytes() for value in self.weights.values()])
         assert all(other == everybody[0] for other in everybody)
 
