@@ -227,7 +227,7 @@ def _as_operation(
         # not through numpy_function: errors keep their type, and nothing is copied on the way in
         results = function(*[as_array(tensor) for tensor in tensors])
         return [tf.convert_to_tensor(result, dtype) for result, dtype in zip(results, dtypes, strict=True)]
-    outputs = in_order(lambda: _as_list(tf.numpy_function(function, tensors, dtypes, stateful=True)))
+    outputs = in_order(lambda: _as_list(tf.numpy_function(function, tensors, dtypes, stateful=True)), tensors)
     for output, shape in zip(outputs, shapes or [tensor.shape for tensor in tensors], strict=True):
         output.set_shape(shape)
     return outputs

@@ -177,7 +177,7 @@ class NativeCommunicator(Communicator):
         runs_here = self.ops_run_in_sessions or tf.compat.v1.executing_eagerly_outside_functions()
         direct = runs_here and all(shape.is_fully_defined() for shape in known)
         run = self._run_in_graph if direct else self._run_by_numpy
-        return in_order(lambda: run(call, tensors))
+        return in_order(lambda: run(call, tensors), tensors)
 
     def _run_now(self, call: Call, tensors: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
         """Run a call on eager tensors or arrays; the caller holds the lock."""

@@ -1,61 +1,90 @@
 """Order in v1 graphs, where TensorFlow runs operations in any order that their inputs allow.
 
 In a `tf.function` TensorFlow itself keeps stateful operations in the order of the program. A graph of
-`tf.compat.v1.Session` has no such order, and a session runs only the part of it that is asked for; so collectives that
-belong together, as those of one update do, are tied to each other here, and to nothing else.
+`tf.compat.v1.Session` has no such order, so there the collectives are tied to each other as the program makes them, the
+same on every rank. But a session runs only what is asked for, and what that depends on: it must not be made to run
+something for which other data would have to be fed. So each collective is tied to earlier ones that need the same
+placeholders and the same input, and to no others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+Chain = dict[Any, list[Any]]
+"""What was made last in each place of a graph: one cannot depend on what lies inside a tf.cond or a loop."""
+
+_INPUTS = ("Placeholder", "IteratorGetNext", "QueueDequeue", "ReaderRead")
 _state = threading.local()
 
 
 @contextlib.contextmanager
-def together(loss: Any = None) -> Iterator[None]:
+def together(tensors: Sequence[Any] = ()) -> Iterator[None]:
     """Keep the collectives that are called inside in their order; inside another such block, it is that one's.
 
     Args:
-        loss: the tensor whose gradients are reduced. Blocks of the same loss are one: where two optimizers share its
-            variables, a step runs both, in any order.
+        tensors: what they are about: they come after earlier ones that need the same inputs. If there are none, they
+            are tied to each other only.
     """
-    if getattr(_state, "last", None) is not None:
+    if getattr(_state, "chain", None) is not None:
         yield
         return
-    _state.last = _blocks_of(loss)
+    _state.chain = _chain_of(tensors) if tensors else {}
     try:
         yield
     finally:
-        _state.last = None
+        _state.chain = None
 
 
-def _blocks_of(loss: Any) -> dict[Any, list[Any]]:
-    """Return what was made so far in blocks of this loss; nothing where it is no tensor of a graph."""
-    if loss is None or tf.executing_eagerly() or not isinstance(loss, tf.Tensor):
-        return {}
-    graph = loss.graph
-    if not hasattr(graph, "_hvdx_blocks"):
-        graph._hvdx_blocks = {}  # with the graph it goes
-    blocks: dict[str, dict[Any, list[Any]]] = graph._hvdx_blocks
-    return blocks.setdefault(loss.name, {})
+def in_order(build: Callable[[], list[Any]], tensors: Sequence[Any] = (), among: str = "collectives") -> list[Any]:
+    """Return what `build` makes; where TensorFlow keeps no order, it runs after what was made before.
 
-
-def in_order(build: Callable[[], list[Any]]) -> list[Any]:
-    """Return what `build` makes; where TensorFlow keeps no order, it runs after what the block made before."""
-    last = getattr(_state, "last", None)
-    if last is None or tf.executing_eagerly():
+    Args:
+        build: makes operations, and returns them or their results.
+        tensors: what they work on.
+        among: which operations are tied to each other. What changes a variable must not be tied to what only reads.
+    """
+    if tf.executing_eagerly():
         return build()
     graph = tf.compat.v1.get_default_graph()
     if graph._add_control_dependencies:  # of a tf.function
         return build()
-    place = (graph, graph._get_control_flow_context())  # one cannot depend on what lies inside a tf.cond
-    with tf.control_dependencies(last.get(place, [])):
+    chain: Chain | None = getattr(_state, "chain", None)
+    if chain is None:
+        chain = _chain_of(tensors, among)
+    place = (graph, graph._get_control_flow_context())
+    with tf.control_dependencies(chain.get(place, [])):
         results = build()
-    last[place] = results
+    chain[place] = results
     return results
+
+
+def _chain_of(tensors: Sequence[Any], among: str = "collectives") -> Chain:
+    """Return the chain of the collectives that need the same inputs as these tensors."""
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or graph._add_control_dependencies:
+        return {}
+    if not hasattr(graph, "_hvdx_chains"):
+        graph._hvdx_chains = {}  # with the graph it goes
+    chains: dict[tuple[str, frozenset[str]], Chain] = graph._hvdx_chains
+    return chains.setdefault((among, _inputs_of(tensors)), {})
+
+
+def _inputs_of(tensors: Sequence[Any]) -> frozenset[str]:
+    """Return the names of the placeholders and input operations that these tensors need."""
+    parts = tf.nest.flatten(list(tensors), expand_composites=True)
+    waiting = [part.op for part in parts if isinstance(part, tf.Tensor)]
+    seen, found = set(waiting), set()
+    while waiting:
+        operation = waiting.pop()
+        if operation.type.startswith(_INPUTS):
+            found.add(operation.name)
+        before = {*(tensor.op for tensor in operation.inputs), *operation.control_inputs} - seen
+        seen |= before
+        waiting += before
+    return frozenset(found)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from hvdx import environment, world
 from hvdx.comm.communicator import Label
 from hvdx.comm.reduce_op import ReduceOp
-from hvdx.errors import ConfigurationError
+from hvdx.errors import CheckpointError, ConfigurationError
 from hvdx.training.v1 import broadcast_global_variables
 from keras_callbacks.schedules import warmup_multiplier
 
@@ -25,6 +25,8 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):  # type: ignore[nam
 
     Raises:
         ConfigurationError: `root_rank` is no rank of this world.
+        CheckpointError: on rank `root_rank`, whose restored variables have other shapes than the model's; TensorFlow
+            restores them without a word.
         MismatchError: the ranks' graphs have different variables; out of the session it comes in TensorFlow's clothes.
     """
 
@@ -32,12 +34,25 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):  # type: ignore[nam
         super().__init__()
         self._root_rank = root_rank
         self._operation: Any = None
+        self._wanted: dict[str, Any] = {}
+        self._shapes: dict[str, Any] = {}
 
     def begin(self) -> None:
         world.communicator().check_root(self._root_rank)
+        if world.rank() == self._root_rank:
+            resources = [v for v in v1.global_variables() if getattr(v, "handle", None) is not None]
+            self._wanted = {variable.name: variable.shape for variable in resources}
+            # not tf.shape, which takes what the graph says
+            self._shapes = {v.name: tf.raw_ops.VariableShape(input=v.handle) for v in resources}
         self._operation = broadcast_global_variables(self._root_rank) if world.size() > 1 else tf.no_op()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
+        for name, shape in session.run(self._shapes).items():
+            if not self._wanted[name].is_compatible_with(shape):
+                raise CheckpointError(
+                    f"The checkpoint is of another model: {name} has shape {tuple(map(int, shape))} there and "
+                    f"{tuple(self._wanted[name])} here. Give this model a model_dir of its own."
+                )
         session.run(self._operation)
 
 

@@ -46,7 +46,7 @@ def allgather(tensor: Any, *, name: str | None = None) -> Any:
 
         def backward(upstream: Any) -> Any:
             about = Label("gradients of an allgather", label.names)
-            with together():
+            with together([upstream, own]):
                 [total] = communicator.grouped_allreduce([upstream], ReduceOp.SUM, about, 0)
                 rows = communicator.allgather(tf.shape(own, tf.int64)[:1], Label("row counts", label.names))
             start = tf.reduce_sum(rows[: communicator.topology.rank])

@@ -11,6 +11,7 @@ import tensorflow as tf
 from hvdx import world
 from hvdx.comm.communicator import Label
 from hvdx.comm.dtypes import numpy_dtype
+from hvdx.comm.order import together
 from hvdx.comm.reduce_op import ReduceOp, is_numeric
 from hvdx.errors import ConfigurationError
 from hvdx.logs import log
@@ -86,7 +87,8 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> Any:
     if not numeric:
         return None if tf.executing_eagerly() else tf.no_op()
     label = Label("variables", tuple(variable_name(variable) for variable in numeric))
-    values = communicator.broadcast([to_tensor(variable) for variable in numeric], root_rank, label)
+    with together():  # in a v1 graph tied to nothing else: it is run once, by itself
+        values = communicator.broadcast([to_tensor(variable) for variable in numeric], root_rank, label)
     if tf.executing_eagerly():
         if communicator.topology.rank != root_rank:
             for variable, value in zip(numeric, values, strict=True):

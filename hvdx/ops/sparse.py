@@ -43,7 +43,7 @@ def allreduce_slices(
     if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         raise UnsupportedError(f"IndexedSlices are reduced with hvd.Sum or hvd.Average. Received: {op!r}.")
     unique = [deduplicate(slices) for slices in all_slices]
-    with together():
+    with together(unique):
         return _reduced(unique, op, names, allow_dense)
 
 

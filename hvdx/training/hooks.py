@@ -13,7 +13,6 @@ from typing import Any
 import tensorflow as tf
 
 from hvdx import world
-from hvdx.comm.order import together
 from hvdx.errors import OptimizerError
 from hvdx.ops.xla import refuse_inside_xla
 from hvdx.training.reducer import GradientReducer
@@ -187,10 +186,6 @@ class LegacyHook(DistributedHook):
         if experimental_aggregate_gradients and any(gradient is not None for gradient, _ in pairs):
             self._hvdx_check_reduced(before)
         return result
-
-    def get_updates(self, loss: Any, params: Any) -> Any:
-        with together(loss):  # the canned estimators of a linear and a deep part call this once for each
-            return super().get_updates(loss, params)  # type: ignore[misc]
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
         return self._hvdx_reduce_pairs(list(super()._aggregate_gradients(grads_and_vars)))  # type: ignore[misc]

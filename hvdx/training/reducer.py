@@ -79,7 +79,7 @@ class GradientReducer:
         dense = [index for index, value in enumerate(values) if isinstance(value, tf.Tensor)]
         sparse = [index for index, value in enumerate(values) if isinstance(value, tf.IndexedSlices)]
         results: list[Any] = list(values)
-        with together():
+        with together([value for value in values if value is not None]):
             self._reduce_into(results, names, dense, sparse, absent)
         return results
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdx import world
-from hvdx.comm.order import in_order, together
+from hvdx.comm.order import in_order
 from hvdx.errors import UnsupportedError
 from hvdx.ops.convert import to_tensor
 from hvdx.training.hooks import DistributedHook
@@ -28,11 +28,10 @@ class V1Hook(DistributedHook):
         if not pairs:
             return pairs
         gradients, variables = map(list, zip(*pairs, strict=True))
-        with together(args[0] if args else kwargs.get("loss")):
-            if self.hvdx_passes == 1:
-                reduced = self._hvdx_reduce(gradients, variables)
-            else:
-                reduced = self._hvdx_accumulate(gradients, variables)
+        if self.hvdx_passes == 1:
+            reduced = self._hvdx_reduce(gradients, variables)
+        else:
+            reduced = self._hvdx_accumulate(gradients, variables)
         return list(zip(reduced, variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None) -> Any:
@@ -80,7 +79,8 @@ class V1Hook(DistributedHook):
         def nothing() -> list[Any]:
             return [tf.zeros_like(total) for total in totals]
 
-        found = iter(in_order(lambda: list(tf.cond(ends_update, reduce, nothing, name="update"))))
+        results = in_order(lambda: list(tf.cond(ends_update, reduce, nothing, name="update")), totals, "accumulation")
+        found = iter(results)
         filled = self.hvdx_reducer.missing_gradients == "zeros"
         return [next(found) if filled or gradient is not None else None for gradient in gradients]
 

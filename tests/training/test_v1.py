@@ -197,3 +197,57 @@ def test_a_missing_gradient_names_variable_and_rank(world: Any) -> None:
             session.run(v1.global_variables_initializer())
             with pytest.raises(tf.errors.OpError, match=r"GradientError: (?s:.)*other:0: no gradient on ranks? 1"):
                 session.run(update)
+
+
+def two_losses(distributed: bool, rank: int) -> tuple[list[Any], Any, Any, Any]:
+    """Two models with optimizers of their own on the same inputs, and averages of their losses."""
+    x, y = v1.placeholder(tf.float32, [None, WIDTH]), v1.placeholder(tf.float32, [None, 1])
+    losses, updates = [], []
+    for name in ("a", "b"):
+        kernel = v1.get_variable(name, [WIDTH, 1], initializer=v1.random_normal_initializer(seed=rank))
+        losses.append(tf.reduce_mean(tf.square(tf.matmul(x, kernel) - y)))
+        optimizer = v1.train.AdamOptimizer(0.1)
+        if distributed:
+            optimizer = hvd.DistributedOptimizer(optimizer)
+        updates.append(optimizer.minimize(losses[-1], var_list=[kernel]))
+    means = [hvd.allreduce(loss) for loss in losses] if distributed else losses
+    return [updates, means], x, y, v1.trainable_variables()
+
+
+def test_what_one_step_runs_meets_in_one_order(world: Any) -> None:
+    """Four exchanges that do not depend on each other, in one call of the session, again and again."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        fetches, x, y, variables = two_losses(True, world.rank())
+        start = hvd.broadcast_global_variables(0)
+        session.run(v1.global_variables_initializer())
+        session.run(start)
+        for step in range(25):
+            b = batches(world.rank(), world.size())[step % STEPS]
+            _, means = session.run(fetches, {x: b[0], y: b[2]})
+            assert len({str(other) for other in world.allgather_object([float(mean) for mean in means])}) == 1
+        found = session.run(variables)
+    with tf.Graph().as_default(), v1.Session() as session:
+        fetches, x, y, variables = two_losses(False, 0)
+        session.run(v1.global_variables_initializer())
+        for step in range(25):
+            b = batches(0, 1)[step % STEPS]
+            session.run(fetches, {x: b[0], y: b[2]})
+        expected = session.run(variables)
+    for value, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=2e-4, atol=2e-5)
+
+
+def test_a_session_is_asked_for_nothing_more(world: Any) -> None:
+    """The average of a number that is fed by itself runs neither the update before it nor the broadcast."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        start = hvd.broadcast_global_variables(0)
+        _, _, _, variables = two_losses(True, 0)
+        number = v1.placeholder(tf.float32, [])
+        average = hvd.allreduce(number)
+        again = hvd.broadcast_global_variables(0)
+        session.run(v1.global_variables_initializer())
+        before = session.run(variables)
+        assert session.run(average, {number: float(world.rank())}) == (world.size() - 1) / 2
+        session.run([start])
+        session.run(again)
+        assert all((a == b).all() for a, b in zip(before, session.run(variables), strict=True))
