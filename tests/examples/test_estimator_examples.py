@@ -41,7 +41,7 @@ def saved_step(folder: Path) -> int:
 
 
 def interrupted(folder: Path) -> Job:
-    """Start the digits on two ranks, and kill one of them by SIGKILL once a checkpoint after the first step is there."""
+    """Start the digits on two ranks, and kill one of them by SIGKILL once a checkpoint of step 20 is there."""
     jobs: list[Job] = []
     command = [str(EXAMPLES / DIGITS), "--model-dir", str(folder), "--max-steps", "100000", "--save-steps", "20"]
     thread = threading.Thread(target=lambda: jobs.append(run_ranks(2, command, limit=120)))
