@@ -31,6 +31,7 @@ if not _is_command and _util.find_spec("tensorflow") is None:
 
 if TYPE_CHECKING:
     import keras_callbacks as callbacks
+    from hvdx import estimator
     from hvdx.comm.reduce_op import ReduceOp
     from hvdx.compression import Compression
     from hvdx.data.once_per_host import once_per_host
@@ -96,6 +97,7 @@ _HOMES = {
     "hvdx.training.v1": "broadcast_global_variables",
     "hvdx.world": "cross_rank cross_size init is_homogeneous is_initialized local_rank local_size rank shutdown size",
 }
+_PACKAGES = {"callbacks": "keras_callbacks", "estimator": "hvdx.estimator"}
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
@@ -135,6 +137,7 @@ __all__ = [
     "callbacks",
     "cross_rank",
     "cross_size",
+    "estimator",
     "grouped_allreduce",
     "init",
     "is_homogeneous",
@@ -154,8 +157,8 @@ __all__ = [
 
 def __getattr__(name: str) -> _Any:
     """Import a public name when it is first used: the launcher must not wait for TensorFlow."""
-    if name == "callbacks":
-        value: _Any = _importlib.import_module("keras_callbacks")
+    if name in _PACKAGES:
+        value: _Any = _importlib.import_module(_PACKAGES[name])
     elif name in _HOME:
         value = getattr(_importlib.import_module(_HOME[name]), name)
     else:

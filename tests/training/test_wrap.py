@@ -111,7 +111,7 @@ def _not_optimizers(family: Family) -> dict[str, tuple[Any, str]]:
         "number": (0.1, r"Received: 0\.1"),
         "tape": (tf.GradientTape(), r"wrapped with hvd\.DistributedGradientTape"),
         "wrapped tape": (hvd.DistributedGradientTape(tf.GradientTape()), r"wrapped with hvd\.DistributedGradientTape"),
-        "model": (dense(keras), r"takes an optimizer of Keras 3, tf_keras or Keras 2"),
+        "model": (dense(keras), r"takes an optimizer of Keras 3, tf_keras, Keras 2 or tf\.compat\.v1\.train"),
         "schedule": (keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5), r"takes an optimizer of Keras 3"),
     }
 
