@@ -4,7 +4,7 @@ In a `tf.function` TensorFlow itself keeps stateful operations in the order of t
 `tf.compat.v1.Session` has no such order, so there the collectives are tied to each other as the program makes them, the
 same on every rank. But a session runs only what is asked for, and what that depends on: it must not be made to run
 something for which other data would have to be fed. So each collective is tied to earlier ones that need the same
-placeholders and the same input, and to no others.
+placeholders and input, or some of them, and to no others.
 """
 
 from __future__ import annotations
@@ -12,12 +12,28 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
-Chain = dict[Any, list[Any]]
-"""What was made last in each place of a graph: one cannot depend on what lies inside a tf.cond or a loop."""
+
+@dataclass
+class Chain:
+    """Collectives tied to each other.
+
+    Args:
+        earlier: chains whose collectives need less than these.
+        last: what was made last in each place of a graph: one cannot depend on what lies inside a tf.cond or a loop.
+    """
+
+    earlier: list[Chain] = field(default_factory=list)
+    last: dict[Any, list[Any]] = field(default_factory=dict)
+
+    def before(self, place: Any) -> list[Any]:
+        """Return what comes before the next one in this place."""
+        return [operation for chain in (self, *self.earlier) for operation in chain.last.get(place, [])]
+
 
 _INPUTS = ("Placeholder", "IteratorGetNext", "QueueDequeue", "ReaderRead")
 _state = threading.local()
@@ -34,7 +50,7 @@ def together(tensors: Sequence[Any] = ()) -> Iterator[None]:
     if getattr(_state, "chain", None) is not None:
         yield
         return
-    _state.chain = _chain_of(tensors) if tensors else {}
+    _state.chain = _chain_of(tensors) if tensors else Chain()
     try:
         yield
     finally:
@@ -58,9 +74,9 @@ def in_order(build: Callable[[], list[Any]], tensors: Sequence[Any] = (), among:
     if chain is None:
         chain = _chain_of(tensors, among)
     place = (graph, graph._get_control_flow_context())
-    with tf.control_dependencies(chain.get(place, [])):
+    with tf.control_dependencies(chain.before(place)):
         results = build()
-    chain[place] = results
+    chain.last[place] = results
     return results
 
 
@@ -68,11 +84,14 @@ def _chain_of(tensors: Sequence[Any], among: str = "collectives") -> Chain:
     """Return the chain of the collectives that need the same inputs as these tensors."""
     graph = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or graph._add_control_dependencies:
-        return {}
+        return Chain()
     if not hasattr(graph, "_hvdx_chains"):
         graph._hvdx_chains = {}  # with the graph it goes
     chains: dict[tuple[str, frozenset[str]], Chain] = graph._hvdx_chains
-    return chains.setdefault((among, _inputs_of(tensors)), {})
+    inputs = _inputs_of(tensors)
+    chain = chains.setdefault((among, inputs), Chain())
+    chain.earlier = [other for (kind, less), other in chains.items() if kind == among and less and less < inputs]
+    return chain
 
 
 def _inputs_of(tensors: Sequence[Any]) -> frozenset[str]:

@@ -251,3 +251,20 @@ def test_a_session_is_asked_for_nothing_more(world: Any) -> None:
         session.run([start])
         session.run(again)
         assert all((a == b).all() for a, b in zip(before, session.run(variables), strict=True))
+
+
+def test_what_needs_more_comes_after_what_needs_less(world: Any) -> None:
+    with tf.Graph().as_default():
+        x, y = v1.placeholder(tf.float32, [2]), v1.placeholder(tf.float32, [2])
+        first, second = hvd.allreduce(x), hvd.allreduce(x + y)
+        if world.size() > 1:
+            ancestors, waiting = set(), [second.op]
+            while waiting:
+                operation = waiting.pop()
+                ancestors.add(operation.name)
+                waiting += [*(t.op for t in operation.inputs), *operation.control_inputs]
+            assert first.op.inputs[0].op.name in ancestors or first.op.name in ancestors
+        with v1.Session() as session:
+            values = session.run([second, first], {x: [1.0, 2.0], y: [3.0, float(world.rank())]})
+    np.testing.assert_allclose(values[1], [1.0, 2.0])
+    np.testing.assert_allclose(values[0], [4.0, 2.0 + (world.size() - 1) / 2])
