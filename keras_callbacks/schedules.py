@@ -77,6 +77,6 @@ def rate_at_step(
     The same as LearningRateWarmupCallback and, from `warmup_epochs` on, LearningRateScheduleCallback.
     """
     epoch = step / steps_per_epoch
-    if epoch < warmup_epochs:
+    if step // steps_per_epoch < warmup_epochs:  # a rule is in charge of whole epochs
         return initial_lr * warmup_multiplier(epoch, size, warmup_epochs, steps_per_epoch)
     return initial_lr * multiplied(step // steps_per_epoch if staircase else epoch, multiplier, warmup_epochs)

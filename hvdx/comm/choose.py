@@ -36,9 +36,13 @@ def create(comm: Any = None) -> Communicator:
                 f"init(comm=) takes {', '.join(map(repr, NAMES))}, 'auto' or an mpi4py communicator. "
                 f"Received: {comm!r}."
             )
-        from hvdx.comm.mpi import MpiCommunicator
+        with start_limit("MPI to start"):
+            from hvdx.comm.mpi import MpiCommunicator
+            from hvdx.comm.mpi_library import MPI
 
-        return MpiCommunicator(comm)
+            communicator: Communicator = MpiCommunicator(comm)
+        check_size(communicator, os.environ, MPI.COMM_WORLD.Get_size())
+        return communicator
     asked = comm if comm is not None else environment.COMM.read()
     name = asked.strip().lower()
     if name == "auto":
@@ -85,14 +89,19 @@ def _make(name: str) -> Communicator:
     return SingleCommunicator()
 
 
-def check_size(communicator: Communicator, environ: Mapping[str, str]) -> None:
+def check_size(communicator: Communicator, environ: Mapping[str, str], size: int | None = None) -> None:
     """Compare the world with what the launcher says: N trainings that each believe to be alone must not start.
+
+    Args:
+        communicator: the one that was made.
+        environ: the environment with the launcher's marks.
+        size: how many processes its library sees, where the communicator may be a part of them.
 
     Raises:
         WorldError: the launcher started more ranks than the communicator sees.
     """
     launcher = detect(environ)
-    size = communicator.topology.size
+    size = communicator.topology.size if size is None else size
     if launcher is None or launcher.size == size:
         return
     facts = (

@@ -10,10 +10,10 @@ import numpy as np
 
 from hvdx import environment
 from hvdx.comm.mpi_library import MPI
-from hvdx.errors import MismatchError, StallError
+from hvdx.errors import MismatchError, StallError, UnsupportedError
 
 _HEADER = 16
-_MOST_DIMENSIONS = _HEADER - 3
+_MOST_DIMENSIONS = _HEADER - 2
 _PIECE = 1 << 30
 
 
@@ -32,7 +32,12 @@ class PointToPoint:
 
         Raises:
             StallError: the receiver did not take it within HVDX_TIMEOUT.
+            UnsupportedError: it has more than 14 dimensions.
         """
+        if array.ndim > _MOST_DIMENSIONS:
+            raise UnsupportedError(
+                f"send takes tensors of at most {_MOST_DIMENSIONS} dimensions. Received: {array.ndim}. Reshape it."
+            )
         header = np.zeros(_HEADER, np.int64)
         header[:2] = _dtype_code(array.dtype), array.ndim
         header[2 : 2 + array.ndim] = array.shape

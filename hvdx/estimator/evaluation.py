@@ -14,7 +14,7 @@ from hvdx import world
 from hvdx.errors import CollectiveError
 from hvdx.estimator.failures import on_all_ranks
 from hvdx.estimator.hooks import BroadcastGlobalVariablesHook, MetricAverageHook
-from hvdx.estimator.inputs import shard_input_fn, takes_context, with_context
+from hvdx.estimator.inputs import seeded_alike, shard_input_fn, takes_context, with_context
 from hvdx.logs import log
 from hvdx.ops.objects import broadcast_object
 
@@ -57,7 +57,8 @@ class Evaluator:
         spec: the EvalSpec.
         max_steps: of the training; an evaluation at that step or later is the final one for the exporters.
         sharded: whether all ranks evaluate, each its part; else rank 0 evaluates everything.
-        timeout: seconds that the other ranks wait for rank 0.
+        timeout: seconds that ranks wait for each other.
+        seed: seeds the random operations of the input, alike on all ranks.
     """
 
     estimator: Any
@@ -65,6 +66,7 @@ class Evaluator:
     max_steps: int | None
     sharded: bool
     timeout: float
+    seed: int
     metrics: dict[str, Any] | None = None
     exports: list[Any] | None = None
     _path: str = field(default="", init=False)
@@ -88,9 +90,9 @@ class Evaluator:
 
     def _evaluate_and_export(self, path: str) -> tuple[dict[str, Any], list[Any]]:
         metrics = self.estimator.evaluate(
-            with_context_of_one(self.spec.input_fn),
+            with_context(self.spec.input_fn, whole=True),
             steps=self.spec.steps,
-            hooks=list(self.spec.hooks),
+            hooks=self._hooks,
             checkpoint_path=path,
             name=self.spec.name,
         )
@@ -98,14 +100,21 @@ class Evaluator:
 
     def _evaluate_part(self, path: str | None) -> dict[str, Any]:
         own = self.spec.input_fn
-        result: dict[str, Any] = self.estimator.evaluate(
-            with_context(own) if takes_context(own) else shard_input_fn(own),
-            steps=self.spec.steps,
-            hooks=[BroadcastGlobalVariablesHook(0), *self.spec.hooks, MetricAverageHook()],
-            checkpoint_path=path,
-            name=self.spec.name,
-        )
+        part = with_context(own) if takes_context(own) else shard_input_fn(own)
+        with world.patience(self.timeout):  # parts may take differently long
+            result: dict[str, Any] = self.estimator.evaluate(
+                seeded_alike(part, self.seed),
+                steps=self.spec.steps,
+                hooks=[BroadcastGlobalVariablesHook(0), *self._hooks, MetricAverageHook()],
+                checkpoint_path=path,
+                name=self.spec.name,
+            )
         return result
+
+    @property
+    def _hooks(self) -> list[Any]:
+        """The user's hooks; an average of metrics is made here where it is due, and must not be made twice."""
+        return [hook for hook in self.spec.hooks if not isinstance(hook, MetricAverageHook)]
 
     def _export(self, metrics: dict[str, Any], path: str) -> list[Any]:
         final = self.max_steps is not None and metrics[v1.GraphKeys.GLOBAL_STEP] >= self.max_steps
@@ -123,24 +132,19 @@ class Evaluator:
 
     def _told(self, function: Callable[[], Any], what: str) -> Any:
         """Return on every rank what the function returns on rank 0, where alone it runs."""
-        value, failure = None, None
+        value, failure, before = None, None, world.last_error()
         if world.rank() == 0:
             try:
                 value = function()
             except Exception as error:
+                if world.last_error() is not before:  # a collective of its own, which the others have not met
+                    raise
                 failure = error
         told = None if failure is None else f"{type(failure).__name__}: {failure}"
-        with world.patience(self.timeout):
+        with world.patience(self.timeout if world.rank() else 0):
             value, told = broadcast_object((value, told), 0, name=what)
         if failure is not None:
             raise on_all_ranks(failure)
         if told is not None:
             raise on_all_ranks(CollectiveError(f"Rank 0 failed in {what}: {told}"))
         return value
-
-
-def with_context_of_one(input_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an input_fn that, if it asks for an InputContext, is given that of a single pipeline: all the data."""
-    from hvdx.estimator.inputs import _fixed
-
-    return _fixed(input_fn, input_context=tf.distribute.InputContext()) if takes_context(input_fn) else input_fn

@@ -18,7 +18,7 @@ from hvdx.errors import ConfigurationError, UnsupportedError
 from hvdx.estimator.evaluation import Evaluator, Saved
 from hvdx.estimator.failures import failing_together, on_all_ranks, restoring
 from hvdx.estimator.hooks import BroadcastGlobalVariablesHook
-from hvdx.estimator.inputs import with_context, with_lookahead
+from hvdx.estimator.inputs import seeded_alike, with_context, with_lookahead
 from hvdx.estimator.steps import StepAgreement
 from hvdx.logs import log
 from hvdx.ops.objects import allgather_object, broadcast_object
@@ -49,7 +49,7 @@ def train_and_evaluate(
         eval_spec: an EvalSpec. `start_delay_secs` counts on several ranks; alone, as in tf.estimator, it does not.
         evaluation: "rank 0": rank 0 evaluates while the others wait; "sharded": every rank evaluates its part (a
             dataset without `input_context` is divided batch by batch), at most `steps` batches, with exact metrics.
-        evaluation_timeout: seconds that the others wait for rank 0 to evaluate and export.
+        evaluation_timeout: seconds that ranks wait for each other to evaluate, and for rank 0 to export.
 
     Returns:
         What tf.estimator's returns, on every rank: the metrics of the last evaluation, and the results of the
@@ -94,14 +94,14 @@ def _run(
         return None, None
     with tempfile.TemporaryDirectory(prefix="hvdx-estimator-") as private:
         own = estimator if world.rank() == 0 else _without_writing(estimator, private, seed)
-        evaluator = Evaluator(own, eval_spec, train_spec.max_steps, sharded, timeout)
+        evaluator = Evaluator(own, eval_spec, train_spec.max_steps, sharded, timeout, seed)
         delay = eval_spec.start_delay_secs if world.size() > 1 else 0
         saved = Saved(eval_spec.throttle_secs, delay)
-        hooks = [BroadcastGlobalVariablesHook(0), StepAgreement(evaluator.evaluate, saved.is_due), *train_spec.hooks]
+        hooks = [StepAgreement(evaluator.evaluate, saved.is_due), BroadcastGlobalVariablesHook(0), *train_spec.hooks]
         listeners = {"saving_listeners": [*train_spec.saving_listeners, saved]} if world.rank() == 0 else {}
         with restoring(estimator.model_dir):
             own.train(
-                with_lookahead(with_context(train_spec.input_fn), seed),
+                with_lookahead(seeded_alike(with_context(train_spec.input_fn), seed)),
                 hooks=hooks,
                 max_steps=train_spec.max_steps,
                 **listeners,
@@ -210,6 +210,7 @@ def _without_writing(estimator: Any, folder: str, seed: int) -> Any:
         log_step_count_steps=None,
         tf_random_seed=(seed + world.rank() * _SEED_STRIDE) % (1 << 31),
     )
+    other._warm_start_settings = None  # rank 0's variables come by broadcast
     if getattr(estimator, "_model_fn", None) is not None:
         other._model_fn = _without_chief_hooks(estimator._model_fn)
     return other

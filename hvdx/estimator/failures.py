@@ -26,6 +26,11 @@ def on_all_ranks(error: E) -> E:
     return error
 
 
+def marked_as(other: BaseException, error: E) -> E:
+    """Return the error with the mark that the other one has, if it has one."""
+    return on_all_ranks(error) if getattr(other, _MARK, False) else error
+
+
 @contextlib.contextmanager
 def failing_together() -> Iterator[None]:
     """Tell the other ranks, which are inside such a block too, what is raised in this one.

@@ -60,9 +60,16 @@ def takes_context(input_fn: Callable[..., Any]) -> bool:
     return "input_context" in inspect.signature(input_fn).parameters
 
 
-def with_context(input_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an input_fn to which this rank's InputContext is given already, if it asks for one."""
-    return _fixed(input_fn, input_context=input_context()) if takes_context(input_fn) else input_fn
+def with_context(input_fn: Callable[..., Any], *, whole: bool = False) -> Callable[..., Any]:
+    """Return an input_fn to which an InputContext is given already, if it asks for one.
+
+    Args:
+        input_fn: the user's.
+        whole: give it the context of a single pipeline, which reads all the data, instead of this rank's.
+    """
+    if not takes_context(input_fn):
+        return input_fn
+    return _fixed(input_fn, input_context=tf.distribute.InputContext() if whole else input_context())
 
 
 def _fixed(input_fn: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
@@ -78,21 +85,30 @@ def _fixed(input_fn: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
     return call
 
 
-def with_lookahead(input_fn: Callable[..., Any], seed: int) -> Callable[..., Any]:
-    """Return an input_fn that knows with each batch whether another comes, for `has_next`.
-
-    Args:
-        input_fn: the user's; what is no dataset passes through, and is taken to have no end.
-        seed: seeds the random operations of the input, alike on all ranks.
-    """
+def seeded_alike(input_fn: Callable[..., Any], seed: int) -> Callable[..., Any]:
+    """Return an input_fn whose random operations are seeded with `seed`, whatever the graph's own seed is."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         graph = v1.get_default_graph()
         before, graph.seed = graph.seed, seed
         try:
-            result = input_fn(*args, **kwargs)
+            return input_fn(*args, **kwargs)
         finally:
             graph.seed = before
+
+    call.__signature__ = inspect.signature(input_fn)  # type: ignore[attr-defined]
+    return call
+
+
+def with_lookahead(input_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an input_fn that knows with each batch whether another comes, for `has_next`.
+
+    Args:
+        input_fn: the user's; what is no dataset passes through, and is taken to have no end.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = input_fn(*args, **kwargs)
         return _look_ahead(result) if isinstance(result, tf.data.Dataset | v1.data.Dataset) else result
 
     call.__signature__ = inspect.signature(input_fn)  # type: ignore[attr-defined]

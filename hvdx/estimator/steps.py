@@ -9,12 +9,18 @@ import numpy as np
 import tensorflow as tf
 
 from hvdx import world
-from hvdx.errors import ConfigurationError
-from hvdx.estimator.failures import on_all_ranks
+from hvdx.errors import CollectiveError, ConfigurationError
+from hvdx.estimator.failures import marked_as, on_all_ranks
 from hvdx.estimator.inputs import has_next
 from hvdx.logs import log
 
 v1 = tf.compat.v1
+_MEANING_SOMETHING_TO_A_SESSION = (
+    StopIteration,
+    tf.errors.OutOfRangeError,
+    tf.errors.AbortedError,
+    tf.errors.UnavailableError,
+)
 _WHAT = "whether all ranks make another training step"
 
 
@@ -36,11 +42,19 @@ class StepAgreement(v1.train.SessionRunHook):  # type: ignore[name-defined]
         self._next: Any = None
         self._has_next = True
         self._ended = False
+        self._created = False
 
     def begin(self) -> None:
         self._next = has_next()
+        self._created = False
 
     def after_create_session(self, session: Any, coord: Any) -> None:
+        if self._created:
+            raise CollectiveError(
+                "TensorFlow lost the session of this rank and made another; the other ranks cannot go back with it. "
+                "Start the job again: it resumes from the last checkpoint."
+            )
+        self._created = True
         self._has_next = self._next is None or bool(session.run(self._next))
         having = [bool(flags[0]) for flags in self._exchange(self._has_next, False)]
         without = [str(rank) for rank, has in enumerate(having) if not has]
@@ -56,7 +70,7 @@ class StepAgreement(v1.train.SessionRunHook):  # type: ignore[name-defined]
     def before_run(self, run_context: Any) -> Any:
         flags = self._exchange(self._has_next, world.rank() == 0 and self._wants_evaluation())
         if flags[:, 1].any():
-            self._evaluate()
+            self._evaluate_between_steps()
         if not flags[:, 0].all():
             self._ended = True
             ranks = ", ".join(str(rank) for rank in np.flatnonzero(flags[:, 0] == 0))
@@ -73,7 +87,16 @@ class StepAgreement(v1.train.SessionRunHook):  # type: ignore[name-defined]
             self._ended = True
             flags = self._exchange(False, False)
             if flags[:, 1].any():  # rank 0 was about to make another step, and first an evaluation
-                self._evaluate()
+                self._evaluate_between_steps()
+
+    def _evaluate_between_steps(self) -> None:
+        """Evaluate; what fails must not look to the training session like the end of its data, or a lost machine."""
+        try:
+            self._evaluate()
+        except _MEANING_SOMETHING_TO_A_SESSION as error:
+            raise marked_as(
+                error, CollectiveError(f"The evaluation failed: {type(error).__name__}: {error}")
+            ) from error
 
     def _exchange(self, goes_on: bool, evaluates: bool) -> np.ndarray:
         """Return every rank's two flags: makes another step, wants an evaluation."""

@@ -52,8 +52,11 @@ def allreduce(
     the ranks that hold the extreme value, in equal shares. Source: MPI 4.1 standard, section 6.9 (MPI_Allreduce).
     """
     if isinstance(tensor, tf.IndexedSlices):
+        refuse_inside_xla()
+        check_codec(compression)
         scaled = _scale_slices(tensor, prescale_factor)
-        return _scale_slices(allreduce_slices([scaled], ReduceOp.of(op), [name or "tensor"])[0], postscale_factor)
+        [reduced] = allreduce_slices([scaled], ReduceOp.of(op), [name or "tensor"], codec=compression)
+        return _scale_slices(reduced, postscale_factor)
     [result] = grouped_allreduce(
         [tensor],
         op,

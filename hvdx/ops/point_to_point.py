@@ -31,7 +31,8 @@ def send(tensor: Any, destination: int, tag: int = 0) -> Any:
         ConfigurationError: destination or tag out of range.
         StallError: nobody received it within HVDX_TIMEOUT seconds. (A small tensor counts as sent when MPI has taken a
             copy of it.)
-        UnsupportedError: the communicator has no point-to-point messages (horovod, tensorflow).
+        UnsupportedError: the communicator has no point-to-point messages (horovod, tensorflow); or the tensor has more
+            than 14 dimensions.
     """
     refuse_inside_xla()
     value = to_tensor(tensor)

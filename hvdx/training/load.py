@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,10 @@ def load_model(
     module = keras if keras is not None else _keras_of(Path(filepath))
     objects: dict[str, Any] = {cls.__name__: cls for cls in custom_optimizers or []}
     objects.update(custom_objects or {})
-    model = module.models.load_model(os.fspath(filepath), custom_objects=objects, **kwargs)
+    try:
+        model = module.models.load_model(os.fspath(filepath), custom_objects=objects, **kwargs)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError) as error:
+        raise CheckpointError(f"The saved model at {filepath} is damaged: {type(error).__name__}: {error}.") from error
     if getattr(model, "optimizer", None) is None:
         log.info("%s holds no optimizer; nothing was wrapped.", filepath)
         return model

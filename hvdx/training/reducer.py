@@ -98,7 +98,15 @@ class GradientReducer:
                 results[index] = value
         if sparse:
             slices = [results[index] for index in sparse]
-            reduced = allreduce_slices(slices, self.op, [names[i] for i in sparse], self.sparse_as_dense == "auto")
+            about = [names[index] for index in sparse]
+            reduced = allreduce_slices(
+                slices,
+                self.op,
+                about,
+                self.sparse_as_dense == "auto",
+                codec=self.compression,
+                threshold=self.fusion_threshold,
+            )
             for index, value in zip(sparse, reduced, strict=True):
                 results[index] = value
 

@@ -148,6 +148,45 @@ def test_an_evaluation_that_fails_on_rank_0(world: Any, folder: Path) -> None:
     assert metrics["global_step"] == models.STEPS
 
 
+@pytest.mark.parametrize("failure", [StopIteration("no more"), tf.errors.UnavailableError(None, None, "gone")], ids=str)
+def test_an_evaluation_that_fails_like_a_session(world: Any, folder: Path, failure: Exception) -> None:
+    """To a training session these would mean the end of the data, or that it is to begin anew."""
+
+    def broken() -> Any:
+        raise failure
+
+    train, evaluate = models.specs()
+    bad = evaluate._replace(input_fn=broken)
+    for kind, text in raised(lambda: estimator.train_and_evaluate(models.make(folder), train, bad)):
+        assert kind == "CollectiveError"
+        assert str(failure) in text or "gone" in text
+
+
+def test_not_a_number_on_one_rank(world: Any, folder: Path) -> None:
+    def bad(input_context: Any) -> Any:
+        data = models.sharded_input(input_context)
+        factor = float("nan") if world.rank() == 1 else 1.0
+        return data.map(lambda x, y: (x, y * factor))
+
+    for rank, (kind, text) in enumerate(raised(lambda: run(folder, bad))):
+        assert "NaN loss during training" in text
+        assert rank == 1 or (kind == "MismatchError" and "rank 1: failed: NanLossDuringTrainingError" in text)
+
+
+def test_a_hook_that_raises_on_one_rank(world: Any, folder: Path) -> None:
+    class Broken(v1.train.SessionRunHook):  # type: ignore[name-defined]
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            if world.rank() == 1:
+                raise RuntimeError("the hook is broken")
+
+    train, evaluate = models.specs(hooks=[Broken()])
+    for rank, (kind, text) in enumerate(
+        raised(lambda: estimator.train_and_evaluate(models.make(folder), train, evaluate))
+    ):
+        assert "the hook is broken" in text
+        assert kind == ("RuntimeError" if rank == 1 else "MismatchError")
+
+
 def test_models_that_differ(world: Any, folder: Path) -> None:
     def other(features: Any, labels: Any, mode: str, params: Any) -> Any:
         if world.rank() == 1:

@@ -18,7 +18,7 @@ def test_a_rank_killed_during_evaluation(tmp_path: Path, scene: str) -> None:
     folder = tmp_path / "model"
     job = run_ranks(2, [PROGRAM, str(folder), scene], environ={"HVDX_TIMEOUT": "60"})
     assert job.code == 137, job.output
-    assert f"{scene.removesuffix(' dies')} pid" in job.output
+    assert re.search(rf"\[hvdxrun\].*{scene.removesuffix(' dies')} .*SIGKILL", job.output), job.output
     assert job.seconds < 60
     assert left_over(job) == []
     again = run_ranks(2, [PROGRAM, str(folder), "whole"])

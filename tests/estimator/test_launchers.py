@@ -21,11 +21,20 @@ def check(job: Job) -> None:
         assert any(f"rank {rank} began at step [0], ended with {{" in line for line in job.output.splitlines())
 
 
+def communicator(job: Job) -> str:
+    """Return what moved the bytes, as rank 0 says with HVDX_LOG=info."""
+    line = next(line for line in job.output.splitlines() if "info: communicator" in line)
+    return line.split("communicator ")[1].split(",")[0]
+
+
 def test_mpirun(tmp_path: Path) -> None:
     if not (PROGRAMS / "mpirun").exists():
         pytest.skip("no mpirun in this environment")
     options = ["-np", "2", "--allow-run-as-root", "--oversubscribe"]
-    check(run([str(PROGRAMS / "mpirun"), *options, sys.executable, PROGRAM, str(tmp_path / "model"), "whole"]))
+    command = [str(PROGRAMS / "mpirun"), *options, sys.executable, PROGRAM, str(tmp_path / "model"), "whole"]
+    job = run(command, HVDX_LOG="info")
+    check(job)
+    assert communicator(job) == "mpi"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not built here")
@@ -34,4 +43,7 @@ def test_horovodrun(tmp_path: Path, controller: str) -> None:
     options = [f"--{controller}", "-np", "2"]
     if controller == "mpi":  # Horovod 0.28.1 writes -bind-to, which Open MPI 5 does not take
         options.append("--binding-args=--bind-to none --map-by slot")
-    check(run([str(PROGRAMS / "horovodrun"), *options, sys.executable, PROGRAM, str(tmp_path / "model"), "whole"]))
+    command = [str(PROGRAMS / "horovodrun"), *options, sys.executable, PROGRAM, str(tmp_path / "model"), "whole"]
+    job = run(command, HVDX_LOG="info")
+    check(job)
+    assert communicator(job) == "horovod"

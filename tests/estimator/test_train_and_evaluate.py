@@ -111,21 +111,23 @@ def test_other_ranks_write_nothing_and_need_no_directory(world: Any, folder: Pat
 
 
 def test_resumes_from_rank_0_and_ends_at_once_when_finished(world: Any, folder: Path, tmp_path: Path) -> None:
-    hvd.estimator.train_and_evaluate(models.make(folder, seed=world.rank()), *models.specs(max_steps=2))
+    """The other ranks were given no directory, so they see nothing of what was saved."""
+    mine = folder if world.rank() == 0 else None
+    hvd.estimator.train_and_evaluate(models.make(mine, seed=world.rank()), *models.specs(max_steps=2))
     watch = Watch()
 
     def rest(input_context: Any) -> Any:
         return models.sharded_input(input_context).skip(2)
 
     train, evaluate = models.specs(rest, hooks=[watch])
-    metrics, _ = hvd.estimator.train_and_evaluate(models.make(folder, seed=7), train, evaluate)
+    metrics, _ = hvd.estimator.train_and_evaluate(models.make(mine, seed=7), train, evaluate)
     assert watch.steps == models.STEPS - 2
     assert metrics is not None
     for value, wanted in zip(watch.weights, reference(tmp_path)[0], strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
     again = Watch()
     train, evaluate = models.specs(hooks=[again])
-    assert hvd.estimator.train_and_evaluate(models.make(folder), train, evaluate) == (None, None)
+    assert hvd.estimator.train_and_evaluate(models.make(mine), train, evaluate) == (None, None)
     assert again.steps == 0
 
 
@@ -238,3 +240,57 @@ def test_plain_calls_with_hooks(world: Any, tmp_path: Path) -> None:
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
     for name in ("loss", "mae", "auc"):
         np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-5)
+
+
+def test_sharded_evaluation_of_shuffled_data(world: Any, folder: Path, tmp_path: Path) -> None:
+    """The ranks shuffle alike, so each row is counted once; an average that the user asks for too is made once."""
+
+    def shuffled() -> Any:
+        return tf.data.Dataset.from_tensor_slices(({"x": models.EVAL_X}, models.EVAL_Y)).shuffle(10).batch(1)
+
+    train, evaluate = models.specs()
+    evaluate = evaluate._replace(input_fn=shuffled, hooks=(estimator.MetricAverageHook(),))
+    mine = models.make(folder, seed=world.rank())
+    metrics, _ = hvd.estimator.train_and_evaluate(mine, train, evaluate, evaluation="sharded")
+    _, expected = reference(tmp_path)
+    assert metrics is not None
+    for name in ("loss", "mae", "auc"):
+        np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-5)
+
+
+def test_listeners_and_exporters_run_on_rank_0(world: Any, folder: Path) -> None:
+    """Results come in the order of the exporters; a listener that asks for it stops all ranks."""
+    if world.size() == 1 and estimator.has_tf_estimator():
+        pytest.skip("what tf.estimator itself does")
+    events: list[str] = []
+
+    class Listener(v1.train.CheckpointSaverListener):  # type: ignore[name-defined]
+        def after_save(self, session: Any, global_step_value: Any) -> bool:
+            events.append(f"saved {int(global_step_value)}")
+            return int(global_step_value) >= 4
+
+    class Recorder(estimator.Exporter):  # type: ignore[name-defined,misc]
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        @property
+        def name(self) -> str:
+            return self._name
+
+        def export(
+            self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Any, is_the_final_export: bool
+        ) -> str:
+            events.append(f"{self._name} {Path(checkpoint_path).name} {is_the_final_export}")
+            return f"{self._name} of step {eval_result['global_step']}"
+
+    train, evaluate = models.specs()
+    train = train._replace(saving_listeners=(Listener(),))
+    evaluate = evaluate._replace(exporters=(Recorder("b"), Recorder("a")))
+    _, exports = hvd.estimator.train_and_evaluate(models.make(folder), train, evaluate)
+    assert exports == ["b of step 4", "a of step 4"]
+    if world.rank() > 0:
+        assert events == []
+        return
+    exported = [f"{name} model.ckpt-{step} False" for step in (2, 4) for name in ("b", "a")]
+    assert [event for event in events if "model" in event] == exported
+    assert [event for event in events if "saved" in event][:3] == ["saved 0", "saved 2", "saved 4"]

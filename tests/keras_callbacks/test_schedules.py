@@ -44,6 +44,12 @@ def test_in_charge() -> None:
     assert last_in_charge([Window(8, 9)], 3) is None
 
 
+def test_a_warmup_that_ends_within_an_epoch_is_in_charge_of_all_of_it() -> None:
+    rates = [rate_at_step(step, 0.8, 4, 1.5, 2, 0.5) for step in range(6)]
+    assert rates[2:4] == [0.8, 0.8]
+    assert rates[4] < 0.8
+
+
 def test_rate_at_step() -> None:
     rates = [rate_at_step(step, 0.8, 4, 1, 2, 0.5) for step in range(8)]
     np.testing.assert_allclose(rates, [0.5, 0.8, 0.8, 0.8, 0.4, 0.4, 0.2, 0.2])

@@ -36,12 +36,12 @@ class Result:
         return sorted(self.out.splitlines())
 
 
-@dataclass
 def _heed_interrupts() -> None:
     """What a shell starts in the background ignores SIGINT, and so would all that it starts."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@dataclass
 class Launches:
     """Starts hvdxrun; every process of a start carries a mark in its environment, by which left-overs are found."""
 

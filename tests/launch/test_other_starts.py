@@ -58,6 +58,28 @@ def test_bare_mpirun(tmp_path: Path) -> None:
         assert line in ended.stdout, ended.stdout + ended.stderr
 
 
+@pytest.mark.parametrize("own_comm", [False, True])
+@pytest.mark.parametrize("hydra", [False, True])
+def test_a_launcher_of_another_mpi_is_refused(tmp_path: Path, hydra: bool, own_comm: bool) -> None:
+    """Under hydra each process of Open MPI believes to be alone; MPICH itself ends under Open MPI's launcher."""
+    ours = Path(sys.executable)
+    other = Path(os.environ.get("HVDX_TEST_MPICH_PYTHON", ROOT / ".venv-mpich" / "bin" / "python"))
+    launcher, python = (other.with_name("mpiexec"), ours) if hydra else (ours.with_name("mpirun"), other)
+    if not (launcher.exists() and python.exists()):
+        pytest.skip("needs both MPIs")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI_", "PMIX_", "PRTE_", "HVDX_"))}
+    environ["PYTHONPATH"] = str(ROOT)
+    options = [] if hydra else ["--allow-run-as-root", "--oversubscribe"]
+    program = WHO.replace("hvd.init()", "from mpi4py import MPI; hvd.init(comm=MPI.COMM_WORLD)") if own_comm else WHO
+    command = [str(launcher), *options, "-n", "2", str(python), script(tmp_path, program)]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    said = ended.stdout + ended.stderr
+    assert ended.returncode != 0, said
+    assert "rank 0 of 1" not in said
+    if hydra:
+        assert "started 2 processes (PMI_SIZE=2), but the mpi communicator sees 1" in said
+
+
 def test_a_communicator_of_the_programs_own(tmp_path: Path) -> None:
     job = run_ranks(4, [script(tmp_path, SPLIT)])
     assert job.code == 0, job.output

@@ -163,6 +163,27 @@ def test_indexed_slices(world: Any) -> None:
     np.testing.assert_allclose(tf.convert_to_tensor(result).numpy(), dense, rtol=1e-6)
 
 
+def test_integer_slices_keep_their_dtype(world: Any) -> None:
+    """Their average is rounded towards zero, as that of dense integers is."""
+    slices = tf.IndexedSlices(tf.constant([[-7], [5]]), tf.constant([0, 1]), tf.constant([2, 1]))
+    scaled = tf.IndexedSlices(slices.values * (world.rank() + 1), slices.indices, slices.dense_shape)
+    result = tf.convert_to_tensor(world.allreduce(scaled))
+    total = sum(range(1, world.size() + 1))
+    assert result.dtype == tf.int32
+    assert result.numpy().tolist() == [[int(-7 * total / world.size())], [int(5 * total / world.size())]]
+
+
+def test_slices_are_compressed(world: Any) -> None:
+    value = 1.0 + 2.0**-13  # more digits than float16 has
+    slices = tf.IndexedSlices(tf.fill([2, 3], value), tf.constant([0, 4]), tf.constant([6, 3]))
+    rounded = world.allreduce(slices, compression=world.Compression.fp16).values.numpy()
+    np.testing.assert_allclose(rounded, value, rtol=1e-3)
+    if world.size() > 1:
+        assert (rounded != np.float32(value)).all()
+    with pytest.raises(world.ConfigurationError, match="nonsense"):
+        world.allreduce(slices, compression="nonsense")
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_gradients(world: Any, op: str) -> None:
     """The gradient of the sum of all ranks' losses, against the formula of each operation."""

@@ -41,6 +41,14 @@ def test_tags_keep_messages_apart_and_order_holds_within_one(world: Any) -> None
     assert got == [20, 10, 11]
 
 
+def test_dimensions(world: Any) -> None:
+    rank, n = world.rank(), world.size()
+    world.send(tf.fill([1] * 14, rank), (rank + 1) % n)
+    assert world.recv(tf.TensorSpec([1] * 14, tf.int32), (rank - 1) % n).shape == [1] * 14
+    with pytest.raises(world.UnsupportedError, match="at most 14 dimensions"):
+        world.send(tf.fill([1] * 15, rank), (rank + 1) % n)
+
+
 def test_large_tensors(world: Any) -> None:
     rank, n = world.rank(), world.size()
     data = np.arange(1 << 20, dtype=np.float64) + rank

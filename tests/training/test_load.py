@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import hvdx as hvd
 from hvdx.logs import log
 from hvdx.training.load import _switch_auto_off
 from hvdx.training.xla import is_distributed
+from tests.conftest import installed_kerases, load_keras
 from tests.training.models import BATCH, dense, linear_data
 from tests.training.recipes import fit
 from tests.training.support import (
@@ -149,6 +151,18 @@ def test_options(world: Any, family: Family, tmp_path: Path) -> None:
         hvd.load_model(tmp_path / "model.keras", [Own], op="Median")
 
 
+def write_damaged(path: Path) -> None:
+    """Write a model whose weights have lost their second half."""
+    keras = load_keras("keras3")
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    model.save(path)
+    with zipfile.ZipFile(path) as whole:
+        members = {name: whole.read(name) for name in whole.namelist()}
+    with zipfile.ZipFile(path, "w") as damaged:
+        for name, data in members.items():
+            damaged.writestr(name, data[: len(data) // 2] if name.endswith(".h5") else data)
+
+
 def test_what_cannot_be_loaded(world: Any, tmp_path: Path) -> None:
     with pytest.raises(world.CheckpointError, match=r"no saved model at .*none\.keras"):
         hvd.load_model(tmp_path / "none.keras")
@@ -157,6 +171,10 @@ def test_what_cannot_be_loaded(world: Any, tmp_path: Path) -> None:
     (tmp_path / "damaged.keras").write_bytes(b"PK\x03\x04 and then nothing")
     with pytest.raises(world.CheckpointError, match="damaged"):
         hvd.load_model(tmp_path / "damaged.keras")
+    if "keras3" in installed_kerases():
+        write_damaged(tmp_path / "weights.keras")
+        with pytest.raises(world.CheckpointError, match=r"weights\.keras is damaged"):
+            hvd.load_model(tmp_path / "weights.keras")
     (tmp_path / "text.h5").write_text("no model")
     with pytest.raises(world.CheckpointError, match=r"text\.h5 is no model"):
         hvd.load_model(tmp_path / "text.h5")
