@@ -29,6 +29,9 @@ from hvdx.logs import log
 _MOST_PLANS = 256
 """Plans kept; a program whose shapes change all the time must not grow for ever."""
 
+_HALF_PIECE = 1 << 21
+"""16-bit numbers that are exchanged at a time: the copies this takes stay small however large a buffer is."""
+
 
 class HostCommunicator(Communicator):
     """A subclass moves contiguous numpy buffers; everything else is here.
@@ -110,7 +113,9 @@ class HostCommunicator(Communicator):
         size, dtype = self.topology.size, bucket.dtype
         if is_half(dtype):
             fusion.pack(bucket, arrays, buffer)
-            self._reduce_half(buffer.view(dtype), op)
+            values = buffer.view(dtype)
+            for start in range(0, values.size, _HALF_PIECE):
+                self._reduce_half(values[start : start + _HALF_PIECE], op)
         elif dtype.kind in "iu" and op is ReduceOp.AVERAGE:
             fusion.pack(bucket, arrays, buffer)
             wide = buffer.view(dtype).astype(np.uint64 if dtype.kind == "u" else np.int64)

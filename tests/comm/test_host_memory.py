@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from hvdx.comm.communicator import Label
+from hvdx.comm.host import _HALF_PIECE
 from hvdx.comm.reduce_op import ReduceOp
 
 pytestmark = pytest.mark.np(2, plain=False, comm=["mpi"])
@@ -62,3 +64,27 @@ def test_inputs_reach_the_exchange_without_a_copy(world: Any, monkeypatch: pytes
     tf.function(lambda: communicator.grouped_allreduce(tensors, ReduceOp.SUM, Label(), 1 << 27))()
     communicator.grouped_allreduce(tensors, ReduceOp.SUM, Label(), 1 << 27)
     assert seen == [False] * (2 * len(SHAPES))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_are_exchanged_in_pieces(world: Any, dtype: str) -> None:
+    """A buffer of eight pieces and a short one: beside the buffer itself there is less than another."""
+    size = 8 * _HALF_PIECE + 5
+    mine = tf.cast(tf.range(size) % 7 + world.rank(), dtype)
+    communicator = world.world.communicator()
+    communicator.grouped_allreduce([mine], ReduceOp.SUM, Label("halves"), 1 << 27)
+    tracemalloc.start()
+    try:
+        [result] = communicator.grouped_allreduce([mine], ReduceOp.SUM, Label("halves"), 1 << 27)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    expected = (np.arange(size) % 7) * world.size() + sum(range(world.size()))
+    np.testing.assert_array_equal(result.numpy().astype(np.int64), expected)
+    assert peak < 1.7 * 2 * size
+
+
+def test_other_operations_on_halves_in_pieces(world: Any) -> None:
+    size = _HALF_PIECE + 3
+    mine = tf.cast(tf.range(size) % 5 - world.rank(), tf.float16)
+    assert (world.allreduce(mine, world.Max).numpy() == (np.arange(size) % 5)).all()

@@ -106,9 +106,12 @@ def arrays(variables: Sequence[Any]) -> list[np.ndarray]:
 
 
 def optimizer_arrays(optimizer: Any) -> list[np.ndarray]:
-    """Return an optimizer's state: slots, iterations and what else it keeps in variables."""
+    """Return an optimizer's state: slots, iterations, what else it keeps in variables, state of loss scaling."""
     variables = optimizer.variables
-    return arrays(variables() if callable(variables) else variables)
+    found = list(variables() if callable(variables) else variables)
+    scale = getattr(optimizer, "_loss_scale", None)  # of tf_keras and Keras 2; Keras 3 has it among the variables
+    found += [getattr(scale, name) for name in ("current_loss_scale", "counter") if hasattr(scale, name)]
+    return arrays(found)
 
 
 def assert_same_bits(values: Sequence[np.ndarray], what: str) -> None:
