@@ -21,15 +21,18 @@ EVAL_Y = (EVAL_X.sum(-1, keepdims=True)).astype("float32")
 
 
 def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> Any:
-    """Linear regression; `params`: seed, distributed, optimizer, passes."""
+    """Linear regression; `params`: seed or constant, distributed, optimizer, passes."""
     with v1.variable_scope("linear"):
         initial = v1.random_normal_initializer(seed=params.get("seed", 0))
+        if "constant" in params:
+            initial = v1.constant_initializer(params["constant"])
         kernel = v1.get_variable("kernel", [WIDTH, 1], initializer=initial)
         bias = v1.get_variable("bias", [1], initializer=v1.zeros_initializer())
     predictions = tf.matmul(features["x"], kernel) + bias
     if mode == estimator.ModeKeys.PREDICT:
         return estimator.EstimatorSpec(mode, predictions={"y": predictions})
     loss = tf.reduce_mean(tf.square(predictions - labels))
+    v1.losses.add_loss(loss)
     if mode == estimator.ModeKeys.EVAL:
         metrics = {
             "mae": v1.metrics.mean_absolute_error(labels, predictions),

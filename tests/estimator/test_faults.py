@@ -27,3 +27,7 @@ def test_a_rank_killed_during_evaluation(tmp_path: Path, scene: str) -> None:
         line = next(line for line in again.output.splitlines() if f"rank {rank} began" in line)
         assert "began at step [4]" in line
         assert re.search(r"'global_step': (np\.int64\()?6\b", line)
+    # A finished run that is started again trains and waits for nothing.
+    third = run_ranks(2, [PROGRAM, str(folder), "whole"])
+    assert third.code == 0, third.output
+    assert third.output.count("began at step [], ended with None") == 2

@@ -294,3 +294,45 @@ def test_listeners_and_exporters_run_on_rank_0(world: Any, folder: Path) -> None
     exported = [f"{name} model.ckpt-{step} False" for step in (2, 4) for name in ("b", "a")]
     assert [event for event in events if "model" in event] == exported
     assert [event for event in events if "saved" in event][:3] == ["saved 0", "saved 2", "saved 4"]
+
+
+def adam_by_hand() -> tuple[list[float], list[np.ndarray]]:
+    """Return losses and weights of the model on whole batches (Kingma and Ba 2014, section 2, as TensorFlow has it)."""
+    weights = [np.full((models.WIDTH, 1), 0.1), np.zeros(1)]
+    first, second = ([np.zeros_like(w) for w in weights] for _ in range(2))
+    losses = []
+    for step in range(1, models.STEPS + 1):
+        rows = slice((step - 1) * models.BATCH, step * models.BATCH)
+        error = models.X[rows] @ weights[0] + weights[1] - models.Y[rows]
+        losses.append(float(np.mean(error**2)))
+        gradients = [models.X[rows].T @ error * 2 / models.BATCH, 2 * error.mean(0)]
+        rate = 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+        for index, gradient in enumerate(gradients):
+            first[index] = 0.9 * first[index] + 0.1 * gradient
+            second[index] = 0.999 * second[index] + 0.001 * gradient**2
+            weights[index] = weights[index] - rate * first[index] / (np.sqrt(second[index]) + 1e-8)
+    return losses, weights
+
+
+def test_losses_are_the_same_on_every_tensorflow(world: Any, folder: Path) -> None:
+    """The same numbers, worked out without TensorFlow, hold on any number of ranks in both environments."""
+
+    class Losses(v1.train.SessionRunHook):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.found: list[float] = []
+
+        def before_run(self, run_context: Any) -> Any:
+            return v1.train.SessionRunArgs(v1.losses.get_losses()[0])
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            self.found.append(float(run_values.results))
+
+    losses, watch = Losses(), Watch()
+    train, evaluate = models.specs(hooks=[losses, watch])
+    hvd.estimator.train_and_evaluate(models.make(folder, constant=0.1), train, evaluate)
+    means = np.mean(world.allgather_object(losses.found), 0)
+    expected, weights = adam_by_hand()
+    np.testing.assert_allclose(means, expected, rtol=1e-5)
+    for value, wanted in zip(watch.weights, weights, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-4)
