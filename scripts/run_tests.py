@@ -62,7 +62,8 @@ def under_mpi(environment: str, ranks: int, comm: str, *paths: str) -> Run:
 # What does not depend on the version of TensorFlow runs in .venv only, and what does not depend on how bytes move with
 # one communicator only; else the suite would take twice as long and show nothing more.
 WITHOUT_TENSORFLOW = ("tests/launch", "tests/scripts", "tests/benchmarks", "tests/comm/test_faults.py")
-MOVES_BYTES = ("tests/comm", "tests/ops", "tests/training", "tests/data", "tests/estimator")
+MOVES_BYTES = ("tests/comm", "tests/ops", "tests/training", "tests/data")
+ESTIMATOR = "tests/estimator"  # with each communicator once, and on both TensorFlows with the one its users know
 
 
 def full_plan() -> list[Run]:
@@ -72,10 +73,11 @@ def full_plan() -> list[Run]:
         Run("lint", ("make", "--no-print-directory", "--keep-going", "lint"), counts_tests=False),
         plain(".venv"),
         *(under_mpi(".venv", ranks, "mpi") for ranks in (2, 3, 4)),
-        *(under_mpi(".venv", 2, comm, *MOVES_BYTES) for comm in others),
+        *(under_mpi(".venv", 2, comm, *MOVES_BYTES, ESTIMATOR) for comm in others),
         plain(".venv-tf215", *WITHOUT_TENSORFLOW),
         under_mpi(".venv-tf215", 2, "mpi"),
-        *(under_mpi(".venv-tf215", 2, comm, *MOVES_BYTES) for comm in others),
+        under_mpi(".venv-tf215", 2, "horovod", *MOVES_BYTES, ESTIMATOR),
+        under_mpi(".venv-tf215", 2, "tensorflow", *MOVES_BYTES),
         under_mpi(".venv-mpich", 2, "mpi", *MOVES_BYTES),
     ]
 
