@@ -36,11 +36,9 @@ def create(comm: Any = None) -> Communicator:
                 f"init(comm=) takes {', '.join(map(repr, NAMES))}, 'auto' or an mpi4py communicator. "
                 f"Received: {comm!r}."
             )
-        with start_limit("MPI to start"):
-            from hvdx.comm.mpi import MpiCommunicator
-            from hvdx.comm.mpi_library import MPI
+        communicator = _make_mpi(comm)
+        from hvdx.comm.mpi_library import MPI
 
-            communicator: Communicator = MpiCommunicator(comm)
         check_size(communicator, os.environ, MPI.COMM_WORLD.Get_size())
         return communicator
     asked = comm if comm is not None else environment.COMM.read()
@@ -72,10 +70,7 @@ def automatic(environ: Mapping[str, str]) -> str:
 
 def _make(name: str) -> Communicator:
     if name == "mpi":
-        with start_limit("MPI to start"):
-            from hvdx.comm.mpi import MpiCommunicator
-
-            return MpiCommunicator()
+        return _make_mpi()
     if name == "horovod":
         from hvdx.comm.horovod import HorovodCommunicator
 
@@ -87,6 +82,13 @@ def _make(name: str) -> Communicator:
     from hvdx.comm.single import SingleCommunicator
 
     return SingleCommunicator()
+
+
+def _make_mpi(comm: Any = None) -> Communicator:
+    with start_limit("MPI to start"):
+        from hvdx.comm.mpi import MpiCommunicator
+
+        return MpiCommunicator(comm)
 
 
 def check_size(communicator: Communicator, environ: Mapping[str, str], size: int | None = None) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdx import world
 from hvdx.comm.order import in_order
 from hvdx.errors import UnsupportedError
+from hvdx.ops.broadcast import broadcast_variables
 from hvdx.ops.convert import to_tensor
 from hvdx.training.hooks import DistributedHook
 
@@ -101,12 +101,9 @@ def broadcast_global_variables(root_rank: int = 0) -> Any:
         ConfigurationError: `root_rank` is no rank of this world.
         UnsupportedError: TensorFlow is eager, where there are no global variables.
     """
-    from hvdx.ops.broadcast import broadcast_variables
-
     if tf.executing_eagerly():
         raise UnsupportedError(
             "Eager TensorFlow keeps no list of global variables: use hvd.broadcast_variables(variables), or "
             "hvd.callbacks.BroadcastGlobalVariablesCallback in Keras."
         )
-    world.communicator().check_root(root_rank)
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
