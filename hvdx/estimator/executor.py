@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import os
 import re
 import secrets
@@ -18,7 +17,7 @@ from hvdx.errors import ConfigurationError, UnsupportedError
 from hvdx.estimator.evaluation import Evaluator, Saved
 from hvdx.estimator.failures import failing_together, on_all_ranks, restoring
 from hvdx.estimator.hooks import BroadcastGlobalVariablesHook
-from hvdx.estimator.inputs import seeded_alike, with_context, with_lookahead
+from hvdx.estimator.inputs import asking_like, seeded_alike, with_context, with_lookahead
 from hvdx.estimator.steps import StepAgreement
 from hvdx.logs import log
 from hvdx.ops.objects import allgather_object, broadcast_object
@@ -219,9 +218,9 @@ def _without_writing(estimator: Any, folder: str, seed: int) -> Any:
 def _without_chief_hooks(model_fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return the model_fn without the hooks that one process alone is to run."""
 
+    @asking_like(model_fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         spec = model_fn(*args, **kwargs)
         return spec._replace(training_chief_hooks=()) if getattr(spec, "training_chief_hooks", None) else spec
 
-    call.__signature__ = inspect.signature(model_fn)  # type: ignore[attr-defined]  # the Estimator asks for the names
     return call

@@ -10,9 +10,22 @@ from typing import Any
 import tensorflow as tf
 
 from hvdx import world
+from hvdx.errors import ConfigurationError
 
 v1 = tf.compat.v1
 _HAS_NEXT = "hvdx_has_next"
+
+
+def asking_like(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator for what stands in place of `function`: an Estimator gives it what its parameters ask for."""
+
+    def decorate(call: Callable[..., Any]) -> Callable[..., Any]:
+        functools.update_wrapper(call, function)
+        # tf.estimator does not look behind a wrapper, but it believes this
+        call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
 
 
 def input_context() -> Any:
@@ -40,12 +53,10 @@ def shard_input_fn(input_fn: Callable[..., Any]) -> Callable[..., Any]:
         ConfigurationError: it returns something else, when it is called.
     """
 
-    @functools.wraps(input_fn)
+    @asking_like(input_fn)
     def sharded(*args: Any, **kwargs: Any) -> Any:
         dataset = input_fn(*args, **kwargs)
         if not isinstance(dataset, tf.data.Dataset | v1.data.Dataset):
-            from hvdx.errors import ConfigurationError
-
             raise ConfigurationError(
                 "shard_input_fn takes an input_fn that returns a tf.data.Dataset; others cannot be divided between the "
                 f"ranks. Received: {type(dataset).__name__} from {getattr(input_fn, '__name__', input_fn)!r}."
@@ -76,18 +87,19 @@ def _fixed(input_fn: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
     """Return the function without the fixed parameters: the Estimator looks at the names that are left."""
     signature = inspect.signature(input_fn)
 
+    @asking_like(input_fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         return input_fn(*args, **fixed, **kwargs)
 
     left = [p for name, p in signature.parameters.items() if name not in fixed]
     call.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
-    call.__name__ = getattr(input_fn, "__name__", "input_fn")
     return call
 
 
 def seeded_alike(input_fn: Callable[..., Any], seed: int) -> Callable[..., Any]:
     """Return an input_fn whose random operations are seeded with `seed`, whatever the graph's own seed is."""
 
+    @asking_like(input_fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         graph = v1.get_default_graph()
         before, graph.seed = graph.seed, seed
@@ -96,7 +108,6 @@ def seeded_alike(input_fn: Callable[..., Any], seed: int) -> Callable[..., Any]:
         finally:
             graph.seed = before
 
-    call.__signature__ = inspect.signature(input_fn)  # type: ignore[attr-defined]
     return call
 
 
@@ -107,11 +118,11 @@ def with_lookahead(input_fn: Callable[..., Any]) -> Callable[..., Any]:
         input_fn: the user's; what is no dataset passes through, and is taken to have no end.
     """
 
+    @asking_like(input_fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         result = input_fn(*args, **kwargs)
         return _look_ahead(result) if isinstance(result, tf.data.Dataset | v1.data.Dataset) else result
 
-    call.__signature__ = inspect.signature(input_fn)  # type: ignore[attr-defined]
     return call
 
 

@@ -91,3 +91,23 @@ def test_metrics_are_those_of_all_data(world: Any) -> None:
     result = evaluate(shares[world.rank()], [estimator.MetricAverageHook()])
     expected = evaluate(slice(0, 20), [])
     assert result == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_sharded_input_fn_still_gets_what_it_asks_for(world: Any, tmp_path: Path) -> None:
+    """Of the Estimator of this TensorFlow, which looks at the names of its parameters."""
+    asked: list[int] = []
+
+    def input_fn(params: dict[str, Any], mode: str) -> Any:
+        asked.append(params["rows"])
+        rows = np.ones((params["rows"], 2), "float32")
+        return tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).batch(1)
+
+    def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> Any:
+        loss = tf.reduce_mean(tf.square(features - labels) * v1.get_variable("weight", []))
+        update = v1.train.GradientDescentOptimizer(0.1).minimize(loss, global_step=v1.train.get_global_step())
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=update)
+
+    model = estimator.Estimator(model_fn, model_dir=str(tmp_path), params={"rows": 6})
+    model.train(estimator.shard_input_fn(input_fn))
+    assert asked == [6]
+    assert model.get_variable_value("global_step") == 6 // world.size()
