@@ -17,6 +17,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdx.graph import operations_behind
+
 
 @dataclass
 class Chain:
@@ -97,13 +99,5 @@ def _chain_of(tensors: Sequence[Any], among: str = "collectives") -> Chain:
 def _inputs_of(tensors: Sequence[Any]) -> frozenset[str]:
     """Return the names of the placeholders and input operations that these tensors need."""
     parts = tf.nest.flatten(list(tensors), expand_composites=True)
-    waiting = [part.op for part in parts if isinstance(part, tf.Tensor)]
-    seen, found = set(waiting), set()
-    while waiting:
-        operation = waiting.pop()
-        if operation.type.startswith(_INPUTS):
-            found.add(operation.name)
-        before = {*(tensor.op for tensor in operation.inputs), *operation.control_inputs} - seen
-        seen |= before
-        waiting += before
-    return frozenset(found)
+    operations = operations_behind(part for part in parts if isinstance(part, tf.Tensor))
+    return frozenset(operation.name for operation in operations if operation.type.startswith(_INPUTS))

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import hvdx as hvd
+from hvdx.graph import operations_behind
 from hvdx.training.xla import is_distributed
 
 v1 = tf.compat.v1
@@ -258,11 +259,7 @@ def test_what_needs_more_comes_after_what_needs_less(world: Any) -> None:
         x, y = v1.placeholder(tf.float32, [2]), v1.placeholder(tf.float32, [2])
         first, second = hvd.allreduce(x), hvd.allreduce(x + y)
         if world.size() > 1:
-            ancestors, waiting = set(), [second.op]
-            while waiting:
-                operation = waiting.pop()
-                ancestors.add(operation.name)
-                waiting += [*(t.op for t in operation.inputs), *operation.control_inputs]
+            ancestors = {operation.name for operation in operations_behind([second])}
             assert first.op.inputs[0].op.name in ancestors or first.op.name in ancestors
         with v1.Session() as session:
             values = session.run([second, first], {x: [1.0, 2.0], y: [3.0, float(world.rank())]})

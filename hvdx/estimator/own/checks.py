@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdx.errors import ConfigurationError
+from hvdx.graph import operations_behind
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -78,23 +79,7 @@ def needed_placeholders(outputs: Iterable[Any], fed: Iterable[Any] = ()) -> list
         outputs: tensors or operations of one graph.
         fed: tensors that are known, behind which nothing is looked at.
     """
-    known = {tensor.ref() for tensor in fed}
-    waiting = list(outputs)
-    seen: set[str] = set()
-    found = []
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, tf.Tensor) and item.ref() in known:
-            continue
-        operation = item if isinstance(item, tf.Operation) else item.op
-        if operation.name in seen:
-            continue
-        seen.add(operation.name)
-        if operation.type == "Placeholder":
-            found.append(operation.name)
-        waiting.extend(operation.inputs)
-        waiting.extend(operation.control_inputs)
-    return found
+    return [operation.name for operation in operations_behind(outputs, fed) if operation.type == "Placeholder"]
 
 
 def _all_of(values: Iterable[Any] | None, kind: type, name: str, kind_name: str) -> tuple[Any, ...]:
