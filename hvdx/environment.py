@@ -30,6 +30,13 @@ def _to_bytes(text: str) -> int:
     return value
 
 
+def _to_count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError("expected a whole number, 0 or more")
+    return value
+
+
 def _to_seconds(text: str) -> float:
     value = float(text)
     if not value > 0:
@@ -128,8 +135,23 @@ THREADS_PER_RANK = Variable("HVDX_THREADS_PER_RANK", int, None, "threads of Tens
 TF_ADDRESSES = Variable(
     "HVDX_TF_ADDRESSES", str, None, "host:port of every rank, by comma, for the tensorflow communicator"
 )
+SERVERS = Variable(
+    "HVDX_SERVERS",
+    _to_count,
+    0,
+    "number of parameter servers; set by hvdxrun, or by you where srun starts the program",
+)
+ROLE = Variable(
+    "HVDX_ROLE", _one_of("worker", "server"), None, "what this process is, worker or server; set by hvdxrun"
+)
+INDEX = Variable("HVDX_INDEX", _to_count, None, "this process's number among those of its role; set by hvdxrun")
+ROOT = Variable("HVDX_ROOT", str, None, "host:port, by comma, where workers and servers meet; set by hvdxrun")
+TOKEN = Variable("HVDX_TOKEN", str, None, "secret by which the members of a job know each other; set by hvdxrun")
+SERVER_GRACE = Variable(
+    "HVDX_SERVER_GRACE", _to_seconds, 30.0, "seconds a server may run on after the last worker, before hvdxrun ends it"
+)
 
 ALL: tuple[Variable, ...] = (
     COMM, FUSION_THRESHOLD, TIMEOUT, START_TIMEOUT, SHUTDOWN_TIMEOUT, STALL_WARNING, LOG, EXPECTED_SIZE,
-    THREADS_PER_RANK, TF_ADDRESSES,
+    THREADS_PER_RANK, TF_ADDRESSES, SERVERS, ROLE, INDEX, ROOT, TOKEN, SERVER_GRACE,
 )  # fmt: skip

@@ -27,7 +27,7 @@ _MARKS = (
     ("horovodrun (Gloo)", "HOROVOD_SIZE", "HOROVOD_RANK"),
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("an MPI launcher of the MPICH family", "PMI_SIZE", "PMI_RANK"),
-    ("hvdxrun", "HVDX_EXPECTED_SIZE", ""),
+    ("hvdxrun", "HVDX_EXPECTED_SIZE", "HVDX_INDEX"),
     ("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
 
@@ -35,8 +35,11 @@ _MARKS = (
 def detect(environ: Mapping[str, str]) -> Launcher | None:
     """Return the launcher that started this process, or None for a process started by hand.
 
-    srun counts only inside a job step; in a batch script it has started one process, whatever the number of tasks.
+    srun counts only inside a job step; in a batch script it has started one process, whatever the number of tasks. In a
+    job with parameter servers hvdxrun's word stands alone: workers are its ranks, and a server is none.
     """
+    if environ.get("HVDX_ROLE") == "server":
+        return None
     for name, size_variable, rank_variable in _MARKS:
         try:
             size = int(environ[size_variable])

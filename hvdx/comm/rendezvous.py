@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 import urllib.error
@@ -14,6 +13,7 @@ from typing import Any
 from hvdx import environment
 from hvdx.comm.addresses import Contact, contact, free_port, reachable
 from hvdx.comm.launchers import Launcher, detect
+from hvdx.comm.tf_config import is_address, parse
 from hvdx.errors import ConfigurationError, MissingDependencyError, StallError, WorldError
 
 _LAST_REQUEST_SECONDS = 5.0
@@ -81,26 +81,25 @@ def meet(environ: Mapping[str, str]) -> Meeting:
 
 
 def from_tf_config(text: str) -> Meeting:
-    """Return the meeting that TF_CONFIG describes; the chief, where there is one, is rank 0."""
-    try:
-        config = json.loads(text)
-        cluster = {job: tuple(config["cluster"][job]) for job in ("chief", "worker") if config["cluster"].get(job)}
-        job, index = config["task"]["type"], int(config["task"]["index"])
-        rank = index + (len(cluster.get("chief", ())) if job == "worker" else 0)
-        if job not in cluster or not 0 <= index < len(cluster[job]):
-            raise KeyError(f"task {job} {index}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    """Return the meeting that TF_CONFIG describes; the chief, where there is one, is rank 0.
+
+    Raises:
+        ConfigurationError: it is malformed, or this process is none of those that train.
+    """
+    config = parse(text)
+    if config.rank is None or not config.training:
         raise ConfigurationError(
             "TF_CONFIG cannot be used by the tensorflow communicator: it needs `cluster` with `worker` (and perhaps "
-            f"`chief`), and `task` with the type and index of one of them. Problem: {error!r}. Received: {text!r}."
-        ) from None
-    return Meeting(rank, cluster, tuple(_host(address) for addresses in cluster.values() for address in addresses))
+            f"`chief`), and `task` with the type and index of one of them. Received: {text!r}."
+        )
+    cluster = config.training
+    return Meeting(config.rank, cluster, tuple(_host(a) for addresses in cluster.values() for a in addresses))
 
 
 def from_list(text: str, launcher: Launcher | None) -> Meeting:
     """Return the meeting that HVDX_TF_ADDRESSES describes, where a launcher says which rank this is."""
     addresses = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not addresses or any(not _host(a) or not a.rpartition(":")[2].isdigit() for a in addresses):
+    if not addresses or not all(map(is_address, addresses)):
         raise ConfigurationError(f"HVDX_TF_ADDRESSES must be host:port of every rank, by comma. Received: {text!r}.")
     if launcher is None:
         raise WorldError(

@@ -53,3 +53,8 @@ def forwarded(environ: Mapping[str, str], also: Iterable[str] = ()) -> tuple[str
 def in_allocation(environ: Mapping[str, str]) -> bool:
     """Return whether a scheduler has given this job its hosts."""
     return any(environ.get(name) for name in _ALLOCATIONS)
+
+
+def server_ranks(total: int, servers: int) -> tuple[int, ...]:
+    """Return which of `total` processes are the servers: evenly spread, so that hosts filled in order share them."""
+    return tuple((number + 1) * total // servers - 1 for number in range(servers))
