@@ -163,7 +163,7 @@ def _placed(claim: Claim, launcher: Launcher) -> Claim:
     assert claim.role is not None
     raise WorldError(
         f"{claim.source} says that this is {claim.role.value} {claim.index} ({claim.said}), but by "
-        f"{launcher.name} it is {role.value} {index} (rank {launcher.rank}). Start the processes in the order of the list."
+        f"{launcher.name} it is {role.value} {index} (rank {launcher.rank}). Start them in that order."
     )
 
 
