@@ -11,10 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from hvdx import world
-from hvdx.errors import CollectiveError
+from hvdx.errors import CollectiveError, ConfigurationError
 from hvdx.estimator.failures import on_all_ranks
 from hvdx.estimator.hooks import BroadcastGlobalVariablesHook, MetricAverageHook
 from hvdx.estimator.inputs import seeded_alike, shard_input_fn, takes_context, with_context
+from hvdx.estimator.writing import hooks_of_this_rank
 from hvdx.logs import log
 from hvdx.ops.objects import broadcast_object
 
@@ -76,9 +77,17 @@ class Evaluator:
 
         Raises:
             CollectiveError: it failed on rank 0 (there: what failed itself).
+            ConfigurationError: rank 0 saves its checkpoints somewhere else.
         """
-        path = self._told(lambda: self.estimator.latest_checkpoint() or "", "the newest checkpoint")
-        if not path or path == self._path:
+        path, folder = self._told(self._newest, "the newest checkpoint")
+        if not path:
+            raise on_all_ranks(
+                ConfigurationError(
+                    f"Rank 0 has saved no checkpoint in its model_dir, {folder}, so there is nothing to evaluate. "
+                    "A CheckpointSaverHook of your own must save there."
+                )
+            )
+        if path == self._path:
             log.info("no new checkpoint to evaluate")
             return
         if self.sharded:
@@ -87,6 +96,9 @@ class Evaluator:
         else:
             self.metrics, exports = self._told(lambda: self._evaluate_and_export(path), "the evaluation on rank 0")
         self.exports, self._path = exports, path
+
+    def _newest(self) -> tuple[str, str]:
+        return self.estimator.latest_checkpoint() or "", tf.compat.as_str_any(self.estimator.model_dir)
 
     def _evaluate_and_export(self, path: str) -> tuple[dict[str, Any], list[Any]]:
         metrics = self.estimator.evaluate(
@@ -114,7 +126,7 @@ class Evaluator:
     @property
     def _hooks(self) -> list[Any]:
         """The user's hooks; an average of metrics is made here where it is due, and must not be made twice."""
-        return [hook for hook in self.spec.hooks if not isinstance(hook, MetricAverageHook)]
+        return [hook for hook in hooks_of_this_rank(self.spec.hooks) if not isinstance(hook, MetricAverageHook)]
 
     def _export(self, metrics: dict[str, Any], path: str) -> list[Any]:
         final = self.max_steps is not None and metrics[v1.GraphKeys.GLOBAL_STEP] >= self.max_steps

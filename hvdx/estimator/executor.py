@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import secrets
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -17,13 +15,14 @@ from hvdx.errors import ConfigurationError, UnsupportedError
 from hvdx.estimator.evaluation import Evaluator, Saved
 from hvdx.estimator.failures import failing_together, on_all_ranks, restoring
 from hvdx.estimator.hooks import BroadcastGlobalVariablesHook
-from hvdx.estimator.inputs import asking_like, seeded_alike, with_context, with_lookahead
+from hvdx.estimator.inputs import seeded_alike, with_context
+from hvdx.estimator.lookahead import with_lookahead
 from hvdx.estimator.steps import StepAgreement
+from hvdx.estimator.writing import hooks_of_this_rank, saving, without_writing
 from hvdx.logs import log
 from hvdx.ops.objects import allgather_object, broadcast_object
 
 v1 = tf.compat.v1
-_SEED_STRIDE = 0x9E3779B1
 
 
 def train_and_evaluate(
@@ -92,19 +91,19 @@ def _run(
         log.info("nothing to train: the checkpoint is of step %d, and max_steps is %d", start, train_spec.max_steps)
         return None, None
     with tempfile.TemporaryDirectory(prefix="hvdx-estimator-") as private:
-        own = estimator if world.rank() == 0 else _without_writing(estimator, private, seed)
+        own = without_writing(estimator, private, seed) if world.rank() else saving(estimator, train_spec.hooks)
         evaluator = Evaluator(own, eval_spec, train_spec.max_steps, sharded, timeout, seed)
         delay = eval_spec.start_delay_secs if world.size() > 1 else 0
         saved = Saved(eval_spec.throttle_secs, delay)
-        hooks = [StepAgreement(evaluator.evaluate, saved.is_due), BroadcastGlobalVariablesHook(0), *train_spec.hooks]
+        input_fn, ahead = with_lookahead(seeded_alike(with_context(train_spec.input_fn), seed))
+        hooks = [
+            StepAgreement(ahead, evaluator.evaluate, saved.is_due),
+            BroadcastGlobalVariablesHook(0),
+            *hooks_of_this_rank(train_spec.hooks),
+        ]
         listeners = {"saving_listeners": [*train_spec.saving_listeners, saved]} if world.rank() == 0 else {}
         with restoring(estimator.model_dir):
-            own.train(
-                with_lookahead(seeded_alike(with_context(train_spec.input_fn), seed)),
-                hooks=hooks,
-                max_steps=train_spec.max_steps,
-                **listeners,
-            )
+            own.train(input_fn, hooks=hooks, max_steps=train_spec.max_steps, **listeners)
         evaluator.evaluate()
     return evaluator.metrics, evaluator.exports
 
@@ -123,9 +122,6 @@ def _check(estimator: Any, train_spec: Any, eval_spec: Any, sharded: bool) -> No
         "wrong": wrong,
         "max_steps": getattr(train_spec, "max_steps", None),
         "evaluation": "sharded" if sharded else "rank 0",
-        "saves": bool(
-            getattr(config, "save_checkpoints_secs", None) or getattr(config, "save_checkpoints_steps", None)
-        ),
         "folder": None if wrong else _given_folder(estimator.model_dir),
     }
     everybody = allgather_object(mine, name="settings of train_and_evaluate")
@@ -149,13 +145,6 @@ def _check(estimator: Any, train_spec: Any, eval_spec: Any, sharded: bool) -> No
                     "and writes it: give all ranks the same, or rank 0 alone."
                 )
             )
-    if not everybody[0]["saves"]:
-        raise on_all_ranks(
-            ConfigurationError(
-                "The RunConfig of rank 0 saves no checkpoints, so there is nothing to evaluate. Set "
-                "save_checkpoints_steps or save_checkpoints_secs."
-            )
-        )
 
 
 def _or_none(folder: str | None) -> str:
@@ -195,32 +184,3 @@ def _saved_step(model_dir: Any) -> int:
 def _seed(estimator: Any) -> int:
     given = estimator.config.tf_random_seed
     return secrets.randbelow(1 << 31) if given is None else int(given)
-
-
-def _without_writing(estimator: Any, folder: str, seed: int) -> Any:
-    """Return a copy for another rank than 0: it has a directory of its own, saves nothing, and drops other units."""
-    other = copy.copy(estimator)
-    other._model_dir = folder
-    other._config = estimator.config.replace(
-        model_dir=folder,
-        save_checkpoints_secs=None,
-        save_checkpoints_steps=None,
-        save_summary_steps=0,
-        log_step_count_steps=None,
-        tf_random_seed=(seed + world.rank() * _SEED_STRIDE) % (1 << 31),
-    )
-    other._warm_start_settings = None  # rank 0's variables come by broadcast
-    if getattr(estimator, "_model_fn", None) is not None:
-        other._model_fn = _without_chief_hooks(estimator._model_fn)
-    return other
-
-
-def _without_chief_hooks(model_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the model_fn without the hooks that one process alone is to run."""
-
-    @asking_like(model_fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        spec = model_fn(*args, **kwargs)
-        return spec._replace(training_chief_hooks=()) if getattr(spec, "training_chief_hooks", None) else spec
-
-    return call

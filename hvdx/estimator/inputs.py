@@ -1,4 +1,4 @@
-"""What an `input_fn` needs on several ranks: its part of the data, and knowing that another batch will come."""
+"""What an `input_fn` needs on several ranks: its part of the data, and random operations that are seeded alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hvdx import world
 from hvdx.errors import ConfigurationError
 
 v1 = tf.compat.v1
-_HAS_NEXT = "hvdx_has_next"
 
 
 def asking_like(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -58,8 +57,9 @@ def shard_input_fn(input_fn: Callable[..., Any]) -> Callable[..., Any]:
         dataset = input_fn(*args, **kwargs)
         if not isinstance(dataset, tf.data.Dataset | v1.data.Dataset):
             raise ConfigurationError(
-                "shard_input_fn takes an input_fn that returns a tf.data.Dataset; others cannot be divided between the "
-                f"ranks. Received: {type(dataset).__name__} from {getattr(input_fn, '__name__', input_fn)!r}."
+                "shard_input_fn, and an evaluation that is sharded, take an input_fn that returns a tf.data.Dataset; "
+                "tensors cannot be divided between the ranks. Return a dataset, or take an input_context and read this "
+                f"rank's part. Received: {type(dataset).__name__} from {getattr(input_fn, '__name__', input_fn)!r}."
             )
         return dataset.shard(world.size(), world.rank())
 
@@ -109,59 +109,3 @@ def seeded_alike(input_fn: Callable[..., Any], seed: int) -> Callable[..., Any]:
             graph.seed = before
 
     return call
-
-
-def with_lookahead(input_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an input_fn that knows with each batch whether another comes, for `has_next`.
-
-    Args:
-        input_fn: the user's; what is no dataset passes through, and is taken to have no end.
-    """
-
-    @asking_like(input_fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = input_fn(*args, **kwargs)
-        return _look_ahead(result) if isinstance(result, tf.data.Dataset | v1.data.Dataset) else result
-
-    return call
-
-
-def has_next() -> Any:
-    """Return the tensor that says whether a batch follows, the first time it is read, and so on; None without one."""
-    found = v1.get_collection(_HAS_NEXT)
-    return found[-1] if found else None
-
-
-def _look_ahead(dataset: Any) -> Any:
-    """Return the tensors of the next batch.
-
-    The dataset is read one element ahead. The first element that comes out is none, and says whether there is a first
-    batch: `has_next` is run alone once before the training.
-    """
-    spec = dataset.element_spec
-    optional = tf.OptionalSpec(spec)
-
-    def flat(value: Any) -> Any:  # an optional is no state that a scan can have, the variant in it is
-        return tf.nest.flatten(value, expand_composites=True)[0]
-
-    @tf.autograph.experimental.do_not_convert
-    def some(*element: Any) -> Any:
-        whole = element if isinstance(spec, tuple) else element[0]
-        return flat(tf.experimental.Optional.from_value(whole)), True
-
-    @tf.autograph.experimental.do_not_convert
-    def none(_: Any) -> Any:
-        return flat(tf.experimental.Optional.empty(spec)), False
-
-    @tf.autograph.experimental.do_not_convert
-    def shift(previous: Any, now: Any) -> Any:
-        variant, exists = now
-        return variant, (previous, exists)
-
-    ending = tf.data.Dataset.from_tensors(0).map(none)
-    pairs = dataset.map(some).concatenate(ending).scan(flat(tf.experimental.Optional.empty(spec)), shift)
-    iterator = v1.data.make_initializable_iterator(pairs.prefetch(1))
-    v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
-    variant, follows = iterator.get_next()
-    v1.add_to_collection(_HAS_NEXT, follows)
-    return tf.nest.pack_sequence_as(optional, [variant], expand_composites=True).get_value()

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hvdx import world
 from hvdx.errors import CollectiveError, ConfigurationError
 from hvdx.estimator.failures import marked_as, on_all_ranks
-from hvdx.estimator.inputs import has_next
+from hvdx.estimator.lookahead import Lookahead
 from hvdx.logs import log
 
 v1 = tf.compat.v1
@@ -22,6 +22,7 @@ _MEANING_SOMETHING_TO_A_SESSION = (
     tf.errors.UnavailableError,
 )
 _WHAT = "whether all ranks make another training step"
+_NO, _YES, _NEVER = 0, 1, 2
 
 
 class StepAgreement(v1.train.SessionRunHook):  # type: ignore[name-defined]
@@ -31,61 +32,58 @@ class StepAgreement(v1.train.SessionRunHook):  # type: ignore[name-defined]
     makes as its session ends; the others then end as at the end of their own data.
 
     Args:
+        lookahead: returns what is known of the next batch, once the graph is built.
         evaluate: called on all ranks together, between two steps, when rank 0 wants an evaluation.
         wants_evaluation: asked on rank 0 before every step.
     """
 
-    def __init__(self, evaluate: Callable[[], None], wants_evaluation: Callable[[], bool]) -> None:
+    def __init__(
+        self, lookahead: Callable[[], Lookahead], evaluate: Callable[[], None], wants_evaluation: Callable[[], bool]
+    ) -> None:
         super().__init__()
+        self._read = lookahead
         self._evaluate = evaluate
         self._wants_evaluation = wants_evaluation
-        self._next: Any = None
-        self._has_next = True
+        self._lookahead = Lookahead()
+        self._coord: Any = None
+        self._is_first = True
         self._ended = False
-        self._created = False
 
     def begin(self) -> None:
-        self._next = has_next()
-        self._created = False
+        self._lookahead = self._read()
+        self._coord = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        if self._created:
+        if self._coord is not None:
             raise CollectiveError(
                 "TensorFlow lost the session of this rank and made another; the other ranks cannot go back with it. "
                 "Start the job again: it resumes from the last checkpoint."
             )
-        self._created = True
-        self._has_next = self._next is None or bool(session.run(self._next))
-        having = [bool(flags[0]) for flags in self._exchange(self._has_next, False)]
-        without = [str(rank) for rank, has in enumerate(having) if not has]
-        if without and any(having):
-            raise on_all_ranks(
-                ConfigurationError(
-                    f"The input_fn of training gave no batch on rank(s) {', '.join(without)}, and gave some on the "
-                    "others. Every rank needs at least one batch: give the ranks equal parts, with an "
-                    "input_fn(input_context) or hvdx.estimator.shard_input_fn."
-                )
-            )
+        self._coord = coord
 
     def before_run(self, run_context: Any) -> Any:
-        flags = self._exchange(self._has_next, world.rank() == 0 and self._wants_evaluation())
+        # Not in after_create_session: hooks that come later may start the iterator there.
+        has_another = self._lookahead.has_another(run_context.session, self._coord)
+        goes_on = _YES if has_another else _NEVER if self._is_first else _NO
+        flags = self._exchange(goes_on, world.rank() == 0 and self._wants_evaluation())
+        self._is_first = False
+        _check_first_batches(flags[:, 0])
         if flags[:, 1].any():
             self._evaluate_between_steps()
-        if not flags[:, 0].all():
+        if (flags[:, 0] != _YES).any():
             self._ended = True
-            ranks = ", ".join(str(rank) for rank in np.flatnonzero(flags[:, 0] == 0))
+            ranks = ", ".join(str(rank) for rank in np.flatnonzero(flags[:, 0] != _YES))
             log.info("training ends here on all ranks: no further step on rank(s) %s", ranks)
             raise tf.errors.OutOfRangeError(None, None, f"Training has ended on rank(s) {ranks}.")
-        return None if self._next is None else v1.train.SessionRunArgs(self._next)
+        return self._lookahead.arguments()
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        if self._next is not None:
-            self._has_next = bool(run_values.results)
+        self._lookahead.after(run_values.results)
 
     def end(self, session: Any) -> None:
         if not self._ended:
             self._ended = True
-            flags = self._exchange(False, False)
+            flags = self._exchange(_NO, False)
             if flags[:, 1].any():  # rank 0 was about to make another step, and first an evaluation
                 self._evaluate_between_steps()
 
@@ -98,7 +96,20 @@ class StepAgreement(v1.train.SessionRunHook):  # type: ignore[name-defined]
                 error, CollectiveError(f"The evaluation failed: {type(error).__name__}: {error}")
             ) from error
 
-    def _exchange(self, goes_on: bool, evaluates: bool) -> np.ndarray:
-        """Return every rank's two flags: makes another step, wants an evaluation."""
+    def _exchange(self, goes_on: int, evaluates: bool) -> np.ndarray:
+        """Return every rank's two flags: makes another step (yes, no, had no data at all), wants an evaluation."""
         payloads = world.communicator().allgather_bytes(bytes([goes_on, evaluates]), _WHAT)
         return np.array([list(payload) for payload in payloads])
+
+
+def _check_first_batches(flags: np.ndarray) -> None:
+    """Refuse training for which some ranks had data and some never had any; every rank raises the same error."""
+    without = [str(rank) for rank in np.flatnonzero(flags == _NEVER)]
+    if without and (flags == _YES).any():
+        raise on_all_ranks(
+            ConfigurationError(
+                f"The input_fn of training gave no batch on rank(s) {', '.join(without)}, and gave some on the "
+                "others. Every rank needs at least one batch: give the ranks equal parts, with an "
+                "input_fn(input_context) or hvdx.estimator.shard_input_fn."
+            )
+        )

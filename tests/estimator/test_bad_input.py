@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,6 @@ from tests.estimator import distributed_models as models
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.np(2, 3, plain=False)
-
-
-@pytest.fixture
-def folder(world: Any, tmp_path: Path) -> Iterator[Path]:
-    """Rank 0's directory, which the others cannot see."""
-    names = world.allgather_object(str(tmp_path / "model"))
-    yield Path(names[0])
-    world.barrier()
-    if world.rank() == 0:
-        shutil.rmtree(names[0], ignore_errors=True)
 
 
 def raised(function: Callable[[], Any]) -> list[BaseException]:
@@ -217,13 +206,6 @@ def test_wrong_types_on_one_rank(world: Any, folder: Path, what: str, message: s
 def test_unknown_evaluation(world: Any, folder: Path) -> None:
     with pytest.raises(hvd.ConfigurationError, match="'rank 0' or 'sharded'"):
         estimator.train_and_evaluate(models.make(folder), *models.specs(), evaluation="everywhere")
-
-
-def test_nothing_is_saved(world: Any, folder: Path) -> None:
-    config = estimator.RunConfig(save_checkpoints_secs=None, save_checkpoints_steps=None)
-    mine = estimator.Estimator(models.model_fn, model_dir=str(folder), config=config, params={})
-    for kind, text in raised(lambda: estimator.train_and_evaluate(mine, *models.specs())):
-        assert (kind, "saves no checkpoints" in text) == ("ConfigurationError", True)
 
 
 def test_shard_input_fn_needs_a_dataset(world: Any) -> None:

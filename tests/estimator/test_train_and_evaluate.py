@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,6 @@ from tests.estimator import distributed_models as models
 v1 = tf.compat.v1
 pytestmark = pytest.mark.np(2, 3)
 NAMES = ("linear/kernel", "linear/bias")
-
-
-@pytest.fixture
-def folder(world: Any, tmp_path: Path) -> Iterator[Path | None]:
-    """A directory that rank 0 alone sees; the others are given one that does not exist."""
-    names = world.allgather_object(str(tmp_path / "model"))
-    yield Path(names[0])
-    world.barrier()
-    if world.rank() == 0:
-        shutil.rmtree(names[0], ignore_errors=True)
 
 
 class Watch(v1.train.SessionRunHook):  # type: ignore[name-defined]
