@@ -1,4 +1,4 @@
-"""Where the ranks go: reads `-H` and host files, and divides the ranks; pure functions."""
+"""Where the processes go: reads `-H` and host files, and divides the ranks; pure functions."""
 
 from __future__ import annotations
 
@@ -62,24 +62,34 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
     return _distinct(hosts, path)
 
 
-def assign(np: int, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Give each host its ranks, in order: full slots first; hosts without a number share what is left.
+def assign(np: int, hosts: Sequence[Host], servers: int = 0) -> tuple[Host, ...]:
+    """Give each host its processes, in order: full slots first; hosts without a number share what is left.
+
+    Args:
+        np: number of ranks, or of workers.
+        hosts: the hosts with their slots.
+        servers: number of servers, which need slots as well.
 
     Raises:
         LaunchError: the slots do not suffice.
     """
+    total = np + servers
     if not hosts:
-        return (Host("localhost", np),)
+        return (Host("localhost", total),)
     numbered = sum(host.slots for host in hosts if host.slots is not None)
     open_hosts = sum(host.slots is None for host in hosts)
-    if numbered < np and not open_hosts:
+    if numbered < total and not open_hosts:
         listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+        asked = f"-np {np} asks for more ranks"
+        if servers:
+            asked = f"-np {np} --servers {servers} asks for more processes"
+        fewer = f", or write -np {numbered - servers}" if numbered > servers else ""
         raise LaunchError(
-            f"-np {np} asks for more ranks than the hosts have slots ({listed}: {numbered} in all). "
-            f"Raise the numbers behind the colons, name more hosts, or write -np {numbered}."
+            f"{asked} than the hosts have slots ({listed}: {numbered} in all). "
+            f"Raise the numbers behind the colons, name more hosts{fewer}."
         )
-    shared = max(0, np - numbered)
-    left, result = np, []
+    shared = max(0, total - numbered)
+    left, result = total, []
     for host in hosts:
         if host.slots is None:
             part = -(-shared // open_hosts)

@@ -16,6 +16,7 @@ from typing import IO
 from hvdx.launch import leftovers
 from hvdx.launch.lines import LineBuffer, write_all
 from hvdx.launch.report import Filter, Report
+from hvdx.launch.servers import Servers
 
 _QUIET = 0.3
 _DRAIN = 2.0
@@ -39,10 +40,14 @@ class _Stopper:
             self.received = number
             name = signal.Signals(number).name
             write_all(2, f"[hvdxrun] got {name}: ending all ranks\n".encode())
-            self.expect_end(_PATIENCE)
-            self._send(signal.SIGTERM)
+            self.end()
         else:
             self._deadline = 0.0
+
+    def end(self) -> None:
+        """Ask for the end of what is left."""
+        self.expect_end(_PATIENCE)
+        self._send(signal.SIGTERM)
 
     def expect_end(self, seconds: float) -> None:
         if self._deadline is None:
@@ -66,7 +71,9 @@ def _tie_to_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
 
 
-def run(line: Sequence[str], environ: Mapping[str, str], np: int, banner: Filter) -> int:
+def run(
+    line: Sequence[str], environ: Mapping[str, str], np: int, banner: Filter, servers: Servers | None = None
+) -> int:
     """Run MPI's launcher to its end; return the exit code of the first failure (128 + number for a signal)."""
     began = time.time()
     process = subprocess.Popen(
@@ -79,9 +86,9 @@ def run(line: Sequence[str], environ: Mapping[str, str], np: int, banner: Filter
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) is not signal.SIG_IGN
     }
-    report = Report(banner)
+    report = Report(banner, servers)
     try:
-        _pump(process, report, stopper)
+        _pump(process, report, stopper, servers)
         code = process.wait()
     finally:
         if process.poll() is None:
@@ -90,6 +97,8 @@ def run(line: Sequence[str], environ: Mapping[str, str], np: int, banner: Filter
         for number, handler in previous.items():
             signal.signal(number, handler)
     code = 128 - code if code < 0 else code
+    if servers is not None:
+        code = servers.code(code)
     if code != 0 or report.failure is not None or stopper.received is not None:
         leftovers.sweep(began)
     _write(2, report.closing(np, quiet=code == 0 or stopper.received is not None))
@@ -130,7 +139,7 @@ def _write(target: int, lines: Sequence[str]) -> None:
     write_all(target, "".join(lines).encode(errors="surrogateescape"))
 
 
-def _pump(process: subprocess.Popen[bytes], report: Report, stopper: _Stopper) -> None:
+def _pump(process: subprocess.Popen[bytes], report: Report, stopper: _Stopper, servers: Servers | None) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
     outputs = (_Output(process.stdout, 1, report), _Output(process.stderr, 2, report))
@@ -148,6 +157,9 @@ def _pump(process: subprocess.Popen[bytes], report: Report, stopper: _Stopper) -
                     output.flush()
             if report.failure is not None:
                 stopper.expect_end(_PATIENCE_AFTER_FAILURE)
+            elif servers is not None and (sentence := servers.overdue()):
+                _write(2, [sentence])
+                stopper.end()
             stopper.check()
             if process.poll() is not None:
                 # A process that outlives the launcher may hold the pipes open.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hvdx.launch.hosts import Host
 
@@ -20,10 +20,11 @@ _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "COBALT
 
 @dataclass(frozen=True)
 class Plan:
-    """One start of `np` ranks.
+    """One start of `np` processes.
 
     Args:
-        np: number of ranks.
+        np: number of processes: ranks, or workers and servers.
+        servers: how many of them are servers.
         hosts: the hosts with their ranks, as `assign` gave them; empty leaves the choice to the scheduler.
         remote: whether ranks may run on another host than this one.
         command: what every rank runs, with hvdx's own process in front.
@@ -41,7 +42,7 @@ class Plan:
     ssh_arguments: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
     root: bool = False
-    extra: Mapping[str, str] = field(default_factory=dict)
+    servers: int = 0
 
 
 def forwarded(environ: Mapping[str, str], also: Iterable[str] = ()) -> tuple[str, ...]:

@@ -36,6 +36,10 @@ _QUIET = 0.3
 # Grandchildren may hold the pipes open after the rank has ended; its own tail is read long before this.
 _DRAIN = 1.0
 _PR_SET_PDEATHSIG = 1
+# In a job with servers the programs are no MPI ranks: what MPI's launcher left must not make them believe so.
+_MPI_MARKS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "HYDI_", "HYDRA_")
+# How an MPI is to be used, not that there is one.
+_NO_MARKS = ("OMPI_MCA_btl", "OMPI_MCA_osc")
 
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -94,6 +98,7 @@ class Child:
         # are still on their way then.
 
     def signal(self, number: int) -> None:
+        """Send a signal to the process and all that it has started."""
         if number in _ENDING and self.asked_to_end is None:
             self.asked_to_end = time.monotonic()
         with contextlib.suppress(OSError):
@@ -173,7 +178,25 @@ def _first(environ: Mapping[str, str], names: Sequence[str], default: int) -> in
     return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), default)
 
 
-def rank_environment(environ: Mapping[str, str], threads: int | None) -> tuple[dict[str, str], str]:
+def member_of(rank: int, servers: Sequence[int]) -> tuple[str, int]:
+    """Return what a process is by its MPI rank: a rank, or in a job with servers a worker or a server."""
+    if not servers:
+        return "rank", rank
+    before = sum(server < rank for server in servers)
+    return ("server", before) if rank in servers else ("worker", rank - before)
+
+
+def without_mpi(environ: Mapping[str, str], role: str, index: int) -> dict[str, str]:
+    """Return the environment of a worker or server: its place by hvdxrun, and no mark of MPI's launcher."""
+    kept = {
+        name: value for name, value in environ.items() if name in _NO_MARKS or not name.startswith(_MPI_MARKS)
+    }  # fmt: skip
+    return {**kept, "HVDX_ROLE": role, "HVDX_INDEX": str(index)}
+
+
+def rank_environment(
+    environ: Mapping[str, str], threads: int | None, servers: bool = False
+) -> tuple[dict[str, str], str]:
     """Return the rank's environment with its threads, and the sentence about them."""
     cores = cores_of_this_host()
     local_size = _first(environ, _LOCAL_SIZE, 1)
@@ -184,24 +207,11 @@ def rank_environment(environ: Mapping[str, str], threads: int | None) -> tuple[d
     if local_size > cores:
         # More ranks than cores: one that waits must let the others run (measured 2x on a small all-reduce).
         result.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    return result, describe(plan, cores, local_size)
+    return result, describe(plan, cores, local_size, servers)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank's command; return its exit code (128 + signal for one that a signal ended)."""
-    parser = argparse.ArgumentParser(prog="rank.py", allow_abbrev=False)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--output-filename")
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    args = parser.parse_args(argv)
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    rank = _first(os.environ, _RANK, 0)
-    host = socket.gethostname()
-    environ, sentence = rank_environment(os.environ, args.threads)
-    if _first(os.environ, _LOCAL_RANK, 0) == 0:
-        write_all(2, f"[hvdxrun] {host}: {sentence}\n".encode())
-
-    folder = None if args.output_filename is None else Path(args.output_filename) / f"rank.{rank}"
+def run(command: Sequence[str], environ: Mapping[str, str], name: str, folder: Path | None) -> Child:
+    """Run the command to its end, its lines tagged with the name; return the process as it ended."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     wake_read, wake_write = os.pipe()
@@ -211,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: None)
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
-    tag = f"[{rank}] ".encode()
+    tag = f"[{name}] ".encode()
     streams = (
         _Stream(out_read, 1, tag, folder and folder / "stdout"),
         _Stream(err_read, 2, tag, folder and folder / "stderr"),
@@ -220,12 +230,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.close(out_write)
     os.close(err_write)
     supervise(child, streams, wake_read)
-    code, words = ending(child.code if child.code is not None else 1)
-    if code != 0:
+    if child.code != 0:
         child.signal(signal.SIGKILL)  # what the rank had started itself
-        if child.asked_to_end is None:
-            write_all(2, f"[hvdxrun] rank {rank} on {host} {words}\n".encode())
-    return code
+    return child
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank's command; return its exit code (128 + signal for one that a signal ended)."""
+    parser = argparse.ArgumentParser(prog="rank.py", allow_abbrev=False)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--output-filename")
+    parser.add_argument("--servers", type=lambda text: [int(rank) for rank in text.split(",")], default=[])
+    parser.add_argument("--go-on", action="store_true")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    args = parser.parse_args(argv)
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    rank = _first(os.environ, _RANK, 0)
+    host = socket.gethostname()
+    role, index = member_of(rank, args.servers)
+    environ, sentence = rank_environment(os.environ, args.threads, bool(args.servers))
+    if args.servers:
+        environ = without_mpi(environ, role, index)
+    if _first(os.environ, _LOCAL_RANK, 0) == 0:
+        write_all(2, f"[hvdxrun] {host}: {sentence}\n".encode())
+
+    server = role == "server"
+    folder = None
+    if args.output_filename is not None:
+        folder = Path(args.output_filename) / (f"server.{index}" if server else f"rank.{index}")
+    child = run(command, environ, f"server {index}" if server else str(index), folder)
+    code, words = ending(child.code if child.code is not None else 1)
+    # Where there are servers, hvdxrun and its scheduler want to know of every end.
+    if (code != 0 or args.servers) and child.asked_to_end is None:
+        write_all(2, f"[hvdxrun] {role} {index} on {host} {words}\n".encode())
+    # MPI's launcher ends everything when a process fails; the others are to go on without this worker.
+    return 0 if args.go_on and role == "worker" else code
 
 
 if __name__ == "__main__":

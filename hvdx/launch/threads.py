@@ -49,9 +49,10 @@ def divide(cores: int, local_size: int, environ: Mapping[str, str], threads: int
     return ThreadPlan(each, assign, kept, asked is not None)
 
 
-def describe(plan: ThreadPlan, cores: int, local_size: int) -> str:
+def describe(plan: ThreadPlan, cores: int, local_size: int, servers: bool = False) -> str:
     """Return the sentence for the user, such as "2 ranks share 4 cores: 2 threads each"."""
-    ranks = "1 rank has" if local_size == 1 else f"{local_size} ranks share"
+    one, many = ("process", "processes") if servers else ("rank", "ranks")
+    ranks = f"1 {one} has" if local_size == 1 else f"{local_size} {many} share"
     each = "" if local_size == 1 else " each"
     text = f"{ranks} {cores} core{'s' * (cores != 1)}: {plan.threads} thread{'s' * (plan.threads != 1)}{each}"
     if plan.chosen:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvdx.launch import open_mpi
-from hvdx.launch.report import Report, parse_failure
+from hvdx.launch.report import Report, parse_ending
 
 TRACE = ["[1] Traceback (most recent call last):\n", '[1]   File "x.py", line 1\n', "[1] ValueError: boom\n"]
 RANK_1 = "[hvdxrun] rank 1 on b exited with code 3\n"
@@ -15,13 +15,13 @@ def report_of(*lines: str) -> tuple[Report, list[str]]:
 
 
 def test_failures_are_read() -> None:
-    failure = parse_failure(RANK_1)
+    failure = parse_ending(RANK_1)
     assert failure is not None
-    assert (failure.rank, failure.host, failure.code) == (1, "b", 3)
-    killed = parse_failure("[hvdxrun] rank 12 on c was ended by signal 9 (SIGKILL)\n")
+    assert (failure.role, failure.index, failure.host, failure.code) == ("rank", 1, "b", 3)
+    killed = parse_ending("[hvdxrun] rank 12 on c was ended by signal 9 (SIGKILL)\n")
     assert killed is not None
     assert killed.code == 137
-    assert parse_failure("[1] rank 1 on b exited with code 3\n") is None
+    assert parse_ending("[1] rank 1 on b exited with code 3\n") is None
 
 
 def test_the_first_failure_is_the_last_line() -> None:
@@ -42,7 +42,7 @@ def test_a_rank_whose_mpi_gave_up_is_not_the_first() -> None:
     report, shown = report_of(fatal, "[hvdxrun] rank 0 on a exited with code 14\n", RANK_1)
     assert shown == []
     assert report.failure is not None
-    assert report.failure.rank == 1
+    assert report.failure.index == 1
     assert report.closing(2, quiet=False) == ["[hvdxrun] rank 1 on b exited with code 3; the others were ended\n"]
 
 
