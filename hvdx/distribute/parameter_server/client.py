@@ -1,0 +1,390 @@
+"""`ParameterClient`: how a worker registers variables, pushes gradients and pulls parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from hvdx.comm.reduce_op import ReduceOp
+from hvdx.distribute.parameter_server import optimizers, states
+from hvdx.distribute.parameter_server.clipping import factors, shared_clip
+from hvdx.distribute.parameter_server.gradients import as_gradients, assembled, cut
+from hvdx.distribute.parameter_server.link import Link, Pending
+from hvdx.distribute.parameter_server.options import Options
+from hvdx.distribute.parameter_server.placement import PIECE_BYTES, Placement, assign, keys
+from hvdx.distribute.parameter_server.protocol import Message
+from hvdx.distribute.parameter_server.registration import placement_of
+from hvdx.distribute.parameter_server.snapshots import Snapshots
+from hvdx.errors import ConfigurationError, GradientError, UnsupportedError, WorldError
+
+_FAREWELL = 10.0
+
+
+class ParameterClient:
+    """One worker's way to the servers, for one model.
+
+    Args:
+        addresses: host:port of every server, in the same order on every worker.
+        worker: this worker's number.
+        workers: how many there are.
+        token: what each message of the job carries; a secret of the job.
+        group: the model's name, the same on all workers; several models may be trained through the same servers.
+        mode: "synchronous": an update is made of the average of all workers' gradients, and every worker waits for it;
+            "asynchronous": as gradients arrive.
+        staleness: asynchronous: by how many steps a worker may lead the slowest; None does not hold it back.
+        gather: asynchronous: for how many gradients a server waits before it applies their average.
+        piece_bytes: the largest piece of a variable in bytes (4 MiB).
+        departed: returns the servers that are known to be gone, with the reason.
+
+    Raises:
+        ConfigurationError: an argument has no meaning.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        worker: int,
+        workers: int,
+        token: str,
+        *,
+        group: str = "model",
+        mode: str = "synchronous",
+        staleness: int | None = None,
+        gather: int = 1,
+        piece_bytes: int = PIECE_BYTES,
+        departed: Callable[[], Mapping[int, str]] | None = None,
+    ) -> None:
+        if not addresses or not 0 <= worker < workers:
+            raise ConfigurationError(
+                "A ParameterClient needs at least one server and a worker below the number of workers. Received: "
+                f"addresses={list(addresses)!r}, worker={worker!r}, workers={workers!r}."
+            )
+        self.options = Options(mode, workers, len(addresses), staleness, gather, piece_bytes)
+        self.worker = worker
+        self.placement: Placement | None = None
+        self.rejoined = False
+        self._link = Link(addresses, worker, token, group, departed)
+        self._servers = range(len(addresses))
+        self._spec: dict[str, Any] = {}
+        self._clocks = [0] * len(addresses)
+        self._versions = [0] * len(addresses)
+        self._unanswered: list[Pending] = []
+        self._snapshots = Snapshots()
+        self._reductions: dict[str, int] = {}
+        self._finalized = 0
+        self._closed = False
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether every update is made of all workers' gradients."""
+        return self.options.mode == "synchronous"
+
+    @property
+    def clock(self) -> int:
+        """How many pushes this worker has made."""
+        return max(self._clocks)
+
+    # -- registration ----------------------------------------------------------------------------------------------
+
+    def register(self, variables: Sequence[Any], optimizer: Any) -> list[np.ndarray]:
+        """Tell the servers which variables there are; return their values, those of worker 0; all workers call it.
+
+        Args:
+            variables: of TensorFlow or any Keras, in the same order on every worker.
+            optimizer: an optimizer of Keras 3, tf_keras or Keras 2, which the servers will run.
+
+        Raises:
+            MismatchError: the workers' variables, optimizers or options differ; names worker and variable.
+            OptimizerError, UnsupportedError: the servers cannot do that.
+        """
+        inner = optimizers.check(optimizer)
+        for variable in variables:
+            if getattr(variable, "overwrite_with_gradient", False):
+                raise UnsupportedError(f"{variable.path}: float8 training is not supported with parameter servers.")
+        names = [optimizers.variable_path(variable) for variable in variables]
+        values = [np.asarray(variable.numpy()) for variable in variables]
+        self._spec = {
+            "variables": [
+                {
+                    "key": key,
+                    "name": key,
+                    "shape": list(value.shape),
+                    "dtype": value.dtype.name,
+                    "decay": bool(inner._use_weight_decay(_plain_variable(variable))),
+                    "constraint": optimizers.constraint_of(variable),
+                }
+                for key, variable, value in zip(keys(names), variables, values, strict=True)
+            ],
+            "optimizer": optimizers.describe(inner),
+            "cuts": optimizers.cuts(inner),
+        }
+        return self._register(values)
+
+    def _register(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        spec = {**self._spec, "options": self.options.plain()}
+        self.placement = placement = placement_of(spec)
+        config = spec["optimizer"]["saved"]["config"]
+        self._clip = shared_clip(config.get("clipnorm"), config.get("global_clipnorm"), placement)
+        if self._clip is not None and self.options.gather > 1:
+            raise UnsupportedError(
+                "Several servers gather different gradients, so that their norm cannot be clipped: gather="
+                f"{self.options.gather} does not go together with global_clipnorm, nor with clipnorm where a variable "
+                "is cut in pieces. Use clipvalue, or gather=1."
+            )
+        spec["options"]["clips"] = self._clip is not None
+        requests = []
+        for server in self._servers:
+            pieces = placement.of_server(server)
+            own = [piece.of(values[piece.entry]) for piece in pieces] if self.worker == 0 else []
+            requests.append(self._link.request(server, "register", {"spec": spec}, own))
+        replies = self._link.wait(requests)
+        self._clocks = [reply.header["clock"] for reply in replies]
+        self.rejoined = not replies[0].header["first"]
+        return self._assemble(replies)
+
+    def _registered(self) -> Placement:
+        if self.placement is None:
+            raise WorldError("This ParameterClient has no variables: call register(variables, optimizer) first.")
+        return self.placement
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def step(self, gradients: Sequence[Any] | None, rate: float | None = None) -> list[np.ndarray] | None:
+        """Push, and return the newest parameters: those after this update in synchronous mode.
+
+        In asynchronous mode they are the newest that have come while the worker computed, or None where none have;
+        meanwhile the next are asked for.
+
+        Args:
+            gradients: one for each variable: an array, a tensor, `tf.IndexedSlices` (of which the touched rows travel)
+                or None; None for all where one of them is not finite and the step is to be skipped.
+            rate: the learning rate in force, where the optimizer has no schedule.
+        """
+        replies = self._push(gradients, rate, wants=self.synchronous)
+        if self.synchronous:
+            return self._assemble(replies)
+        return self._newest()
+
+    def push(self, gradients: Sequence[Any] | None, rate: float | None = None) -> None:
+        """Push gradients; in synchronous mode all workers do, and the update has been made when it returns."""
+        self._push(gradients, rate, wants=False)
+
+    def _push(self, gradients: Sequence[Any] | None, rate: float | None, wants: bool) -> list[Message]:
+        placement = self._registered()
+        if gradients is not None and all(gradient is None for gradient in gradients):
+            raise GradientError("There is no gradient for any variable.")
+        parts = cut(placement, None if gradients is None else as_gradients(placement, gradients))
+        self._settle()
+        finite = gradients is not None
+        requests = []
+        for server, (kinds, arrays) in enumerate(parts):
+            header = {
+                "clock": self._clocks[server], "version": self._versions[server], "rate": rate, "finite": finite,
+                "kinds": kinds, "wants": wants,
+            }  # fmt: skip
+            requests.append(self._link.request(server, "push", header, arrays))
+        clocks = self._clocks
+        self._clocks = [clock + 1 for clock in clocks]
+        if self._clip is None or not finite:
+            if self.synchronous or self.options.staleness is not None:
+                return self._link.wait(requests)
+            self._unanswered = requests
+            return []
+        return self._scale(requests, clocks, wants)
+
+    def _scale(self, requests: list[Pending], clocks: Sequence[int], wants: bool) -> list[Message]:
+        """Turn the servers' norms into factors; none come in synchronous mode where another worker skips the step."""
+        assert self._clip is not None
+        replies = self._link.wait(requests)
+        if any("norms" not in reply.header for reply in replies):
+            return replies
+        scales = factors(self._clip, self._registered(), [reply.header["norms"] for reply in replies])
+        return self._link.wait(
+            [
+                self._link.request(server, "scale", {"clock": clock, "factors": scale, "wants": wants})
+                for server, (clock, scale) in enumerate(zip(clocks, scales, strict=True))
+            ]
+        )
+
+    def _settle(self) -> None:
+        """Wait until the servers have taken the push before."""
+        requests, self._unanswered = self._unanswered, []
+        self._link.wait(requests)
+
+    def pull(self, rows: Mapping[int, Any] | None = None) -> list[np.ndarray]:
+        """Return the newest parameters.
+
+        Args:
+            rows: numbers of variables of which only some rows are wanted, with the rows' indices.
+        """
+        placement = self._registered()
+        self._settle()
+        wanted = {number: np.asarray(indices, np.int64).reshape(-1) for number, indices in (rows or {}).items()}
+        return self._assemble(self._link.wait(self._ask(wanted)), wanted) if placement else []
+
+    def _ask(self, rows: Mapping[int, np.ndarray]) -> list[Pending]:
+        requests = []
+        for server in self._servers:
+            numbers, indices = [], []
+            for number, piece in enumerate(self._registered().of_server(server)):
+                if piece.entry in rows:
+                    asked = rows[piece.entry]
+                    numbers.append(number)
+                    indices.append(asked[(asked >= piece.start) & (asked < piece.stop)] - piece.start)
+            requests.append(self._link.request(server, "pull", {"rows": numbers}, indices))
+        return requests
+
+    def _assemble(self, replies: Sequence[Message], rows: Mapping[int, np.ndarray] | None = None) -> list[np.ndarray]:
+        self._versions = [reply.header["version"] for reply in replies]
+        return assembled(self._registered(), [reply.arrays for reply in replies], rows or {})
+
+    def _newest(self) -> list[np.ndarray] | None:
+        """Return the newest parameters that have come meanwhile, if they are new enough, and ask for the next."""
+        bound = self.options.staleness
+        least = None if bound is None else [clock - bound for clock in self._clocks]
+        replies = self._snapshots.take(self._link, lambda: self._ask({}), least)
+        return None if replies is None else self._assemble(replies)
+
+    # -- what all workers do together ------------------------------------------------------------------------------
+
+    def push_pull(
+        self, tensors: Sequence[Any], op: ReduceOp | str = ReduceOp.AVERAGE, name: str = "push_pull"
+    ) -> list[np.ndarray]:
+        """Reduce tensors over all workers through the servers; every worker calls it, in any mode.
+
+        Args:
+            tensors: arrays or tensors, of the same shapes and dtypes on every worker.
+            op: as for `hvd.allreduce`.
+            name: what is reduced; calls of one name pair by their order.
+
+        Raises:
+            MismatchError: the workers' calls differ.
+            StallError: a worker does not come; names it.
+        """
+        arrays = [np.asarray(tensor) for tensor in tensors]
+        owners = assign([f"{name}:{i}" for i in range(len(arrays))], [a.nbytes for a in arrays], len(self._servers))
+        number = self._reductions[name] = self._reductions.get(name, 0) + 1
+        header = {"name": name, "number": number, "op_name": ReduceOp.of(op).value}
+        used = sorted(set(owners)) or [0]
+        requests = [
+            self._link.request(
+                server, "reduce", header, [a for a, owner in zip(arrays, owners, strict=True) if owner == server]
+            )
+            for server in used
+        ]
+        replies = dict(zip(used, (iter(reply.arrays) for reply in self._link.wait(requests)), strict=True))
+        return [next(replies[owner]) for owner in owners]
+
+    def barrier(self) -> None:
+        """Wait until every worker has come here."""
+        self.push_pull([np.zeros(1, np.int32)], ReduceOp.SUM, "barrier")
+
+    def all_finite(self, finite: bool) -> bool:
+        """Return whether the gradients are finite, of all workers in synchronous mode; and skip the step where not.
+
+        The servers count the step as skipped, so that a worker that is told False must not push it again.
+        """
+        if self.synchronous:
+            [everywhere] = self.push_pull([np.array([finite], np.int32)], ReduceOp.MIN, "all gradients finite")
+            finite = bool(everywhere[0])
+        if not finite:
+            self.push(None)
+        return finite
+
+    def finalize(self) -> None:
+        """Let the averages of the parameters (EMA) become the parameters, as Keras does at the end; collective."""
+        self._settle()
+        self.barrier()
+        if self.worker == 0:
+            self._link.wait(
+                [self._link.request(server, "finalize", {"number": self._finalized}) for server in self._servers]
+            )
+        self._finalized += 1
+        self.barrier()
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def state(self) -> states.State:
+        """Return everything the servers hold, whole."""
+        self._settle()
+        replies = self._link.wait([self._link.request(server, "state", {}) for server in self._servers])
+        return states.joined(self._registered(), [(reply.header["about"], reply.arrays) for reply in replies])
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write everything the servers hold to one file; worker 0 writes, the others may call it too.
+
+        Raises:
+            OSError: it cannot be written; what was there before still is.
+        """
+        if self.worker == 0:
+            states.write(path, self.state(), self._spec)
+
+    def restore(self, path: str | PathLike[str]) -> list[np.ndarray]:
+        """Overwrite what the servers hold with a saved state, and return the parameters; all workers call it.
+
+        The number of servers and the size of pieces may be others than when it was saved.
+
+        Raises:
+            CheckpointError: the file cannot be read, or is of another model or optimizer.
+        """
+        return self.load(lambda: states.read(path, self._spec))
+
+    def load(self, make: Callable[[], states.State | None]) -> list[np.ndarray]:
+        """Overwrite what the servers hold, unless it is None, and return the parameters; all workers call it.
+
+        Args:
+            make: returns the state; called on worker 0 only.
+        """
+        placement = self._registered()
+        self._settle()
+        failure: Exception | None = None
+        if self.worker == 0:
+            try:
+                given = make()
+                parts = states.split(placement, given) if given is not None else []
+                self._link.wait(
+                    [
+                        self._link.request(server, "load", {"about": about}, arrays)
+                        for server, (about, arrays) in enumerate(parts)
+                    ]
+                )
+            except Exception as error:  # the others wait, and must hear of it first
+                failure = error
+        [failed] = self.push_pull([np.array([failure is not None], np.int32)], ReduceOp.MAX, "restore")
+        if failure is not None:
+            raise failure
+        if failed[0]:
+            raise WorldError("Worker 0 could not give the servers a saved state; its own output says why.")
+        self._snapshots = Snapshots()
+        return self.pull()
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Return each server's counters."""
+        self._settle()
+        replies = self._link.wait([self._link.request(server, "stats", {}) for server in self._servers])
+        return [reply.header["stats"] for reply in replies]
+
+    def close(self, done: bool = True) -> None:
+        """Say goodbye; the servers end when all workers have.
+
+        Args:
+            done: whether this worker has finished the job, and not only this model.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._settle()
+            self._link.wait(
+                [self._link.request(server, "leave", {"done": done}) for server in self._servers], _FAREWELL
+            )
+        finally:
+            self._link.close()
+
+
+def _plain_variable(variable: Any) -> Any:
+    """Return the variable that Keras looks at when it decides about weight decay."""
+    return getattr(variable, "value", variable) if hasattr(variable, "path") else variable

@@ -1,0 +1,49 @@
+"""How workers and servers train together, checked."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hvdx.errors import ConfigurationError
+
+MODES = ("synchronous", "asynchronous")
+
+
+@dataclass(frozen=True)
+class Options:
+    """See `ParameterClient`.
+
+    Raises:
+        ConfigurationError: one of them has no meaning.
+    """
+
+    mode: str
+    workers: int
+    servers: int
+    staleness: int | None
+    gather: int
+    piece_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigurationError(f"mode is one of {', '.join(MODES)}. Received: {self.mode!r}.")
+        for name, least in (("staleness", 0), ("gather", 1), ("piece_bytes", 1)):
+            value = getattr(self, name)
+            if name == "staleness" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigurationError(f"{name} is an integer of {least} or more. Received: {value!r}.")
+        if self.mode == "synchronous" and (self.staleness is not None or self.gather != 1):
+            raise ConfigurationError(
+                "staleness and gather are options of the asynchronous mode: in the synchronous one every update takes "
+                f"all workers' gradients. Received: staleness={self.staleness!r}, gather={self.gather!r}."
+            )
+        if self.gather > self.workers:
+            raise ConfigurationError(
+                f"gather={self.gather} gradients, and there are {self.workers} worker(s): take at most as many."
+            )
+
+    def plain(self) -> dict[str, Any]:
+        """Return them as JSON knows them."""
+        return asdict(self)
