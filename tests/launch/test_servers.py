@@ -58,6 +58,12 @@ else:
 """
 
 
+@pytest.fixture(autouse=True)
+def no_tensorflow(tmp_path: Path) -> None:
+    """What stands beside the program is found first: whoever imports it fails, and Pythons without it do as well."""
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('the members must not need TensorFlow to meet')")
+
+
 def run(launches: Launches, how: str, *options: str, **variables: str) -> tuple[int, list[str], list[str], float]:
     result = launches.run(PROGRAM, "--servers", "2", *options, arguments=(how,), **variables)
     assert launches.wait_until_gone(3.0) == []
