@@ -9,10 +9,13 @@ from collections.abc import Callable
 import numpy as np
 
 from hvdx import environment
-from hvdx.comm.signature import FAILED, Signature, agrees, header, mismatch, words
+from hvdx.comm.order import current_place
+from hvdx.comm.signature import FAILED, Signature, agrees, header, mismatch, places, unordered, words
+from hvdx.comm.turns import Turns
 from hvdx.errors import CollectiveError, HvdxError, StallError
 from hvdx.logs import log
 
+_CHOICE, _TOO_LATE = Signature("choice", "who is next"), Signature("choice", "too late")
 LEAVING = "leaving"
 """The kind of the call with which a rank says that its program has ended."""
 _LEAVER_SECONDS = 1.5
@@ -63,6 +66,7 @@ class Agreement:
         self._last = "the start of the job"
         self._last_time = time.monotonic()
         self.lock = threading.RLock()
+        self.turns = Turns(self.lock)
         self.error: HvdxError | None = None
         self.patience = 0.0
 
@@ -77,11 +81,11 @@ class Agreement:
         return self._last
 
     def agree(self, signature: Signature, *extra: int, limit: float | None = None) -> np.ndarray:
-        """Wait for all ranks and check that they called the same; collective.
+        """Wait for all ranks and check that they called the same; collective. The caller holds the lock.
 
         Args:
             signature: what this rank called.
-            extra: up to six integers to tell the other ranks (sizes that may differ).
+            extra: up to five integers to tell the other ranks (sizes that may differ).
             limit: seconds to wait; where it is None HVDX_TIMEOUT, or `patience` if that is longer.
 
         Returns:
@@ -91,24 +95,52 @@ class Agreement:
             MismatchError: the ranks called different things; raised on every rank.
             StallError: a rank did not come in time.
         """
-        if isinstance(self.error, StallError | CollectiveError):
-            raise type(self.error)(f"A collective has failed before, so no other can run: {self.error}")
         limit = max(environment.TIMEOUT.read(), self.patience) if limit is None else limit
-        self._sequence += 1
-        waiting = Waiting(signature, limit, self._last, self._last_time, self._sequence)
-        try:
-            headers = self._exchange(header(signature, self._sequence, *extra), waiting)
-            if not agrees(headers):
-                error = mismatch(self._exchange(words(signature), waiting), headers)
-                if signature.kind != LEAVING and LEAVING in str(error):
-                    # Let the rank that left end first: its exit code is the one that says what happened.
-                    time.sleep(_LEAVER_SECONDS)
-                raise error
-        except HvdxError as error:
-            self.error = error
-            raise
-        self._last, self._last_time = signature.describe(), time.monotonic()
+        place = current_place()
+        with self.lock, self.turns.at(place):
+            try:
+                while True:
+                    self.turns.begin(place, self._is_over, limit)
+                    self._check_alive()
+                    waiting, number = self._wait(signature, limit)
+                    headers = self._exchange(header(signature, number, *extra, place=place), waiting)
+                    if agrees(headers):
+                        break
+                    if not (unordered(headers) and self.turns.choose(self._tell_places(signature, limit), limit)):
+                        raise self._difference(signature, headers, waiting)
+            except HvdxError as error:
+                self.error = error
+                raise
+            self._last, self._last_time = signature.describe(), time.monotonic()
         return headers
+
+    def _is_over(self) -> bool:
+        return isinstance(self.error, StallError | CollectiveError)
+
+    def _check_alive(self) -> None:
+        if self._is_over():
+            raise type(self.error)(f"A collective has failed before, so no other can run: {self.error}")  # type: ignore[misc]
+
+    def _wait(self, signature: Signature, limit: float) -> tuple[Waiting, int]:
+        """Return one more wait, and its number."""
+        self._sequence += 1
+        return Waiting(signature, limit, self._last, self._last_time, self._sequence), self._sequence
+
+    def _tell_places(self, signature: Signature, limit: float) -> Callable[[list[int], bool], tuple[np.ndarray, bool]]:
+        def tell(mine: list[int], late: bool) -> tuple[np.ndarray, bool]:
+            waiting, number = self._wait(signature, limit)
+            rows = self._exchange(header(_TOO_LATE if late else _CHOICE, number, *mine), waiting)
+            return places(rows), bool((rows[:, 0] != _CHOICE.digest).any())
+
+        return tell
+
+    def _difference(self, signature: Signature, headers: np.ndarray, waiting: Waiting) -> HvdxError:
+        """Return the error for headers that differ; collective."""
+        error = mismatch(self._exchange(words(signature), waiting), headers)
+        if signature.kind != LEAVING and LEAVING in str(error):
+            # Let the rank that left end first: its exit code is the one that says what happened.
+            time.sleep(_LEAVER_SECONDS)
+        return error
 
     def say_failed(self, cause: str) -> None:
         """Tell the others, whatever they are waiting for, why this rank cannot come."""

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvdx.comm.agreement import Agreement
 from hvdx.comm.communicator import Label
-from hvdx.comm.order import in_order
+from hvdx.comm.order import in_order, placed
 from hvdx.comm.signature import Signature
 
 
@@ -26,5 +26,9 @@ def barrier(agreement: Agreement, label: Label) -> Any:
     if tf.executing_eagerly():
         wait()
         return None
-    [done] = in_order(lambda: [tf.group(tf.numpy_function(wait, [], [tf.int8], stateful=True))])
+
+    def build() -> list[Any]:
+        return [tf.group(tf.numpy_function(placed(wait), [], [tf.int8], stateful=True))]
+
+    [done] = in_order(build, about=signature.describe())
     return done

@@ -21,7 +21,7 @@ from hvdx.comm.buffers import BufferPool
 from hvdx.comm.communicator import Communicator, Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.first_batch import fingerprint, warn_if_equal
-from hvdx.comm.order import in_order
+from hvdx.comm.order import in_order, placed
 from hvdx.comm.reduce_op import ReduceOp, is_half, require_reducible
 from hvdx.comm.signature import Signature, TensorSpec, check_thresholds
 from hvdx.logs import log
@@ -76,7 +76,7 @@ class HostCommunicator(Communicator):
             with self._agreement.lock:
                 return self._allreduce_arrays([np.asarray(a) for a in arrays], op, label, threshold, watch)
 
-        return _as_operation(exchange, tensors)
+        return _as_operation(exchange, tensors, f"allreduce {label.what}")
 
     def _allreduce_arrays(
         self, arrays: list[np.ndarray], op: ReduceOp, label: Label, threshold: int, watch: list[bool]
@@ -169,7 +169,7 @@ class HostCommunicator(Communicator):
                 self._gather(array.reshape(-1).view(np.uint8), counts, result)
             return [result.view(array.dtype).reshape((int(headers[:, 2].sum()), *array.shape[1:]))]
 
-        [result] = _as_operation(exchange, [tensor], shapes=[[None, *tensor.shape[1:]]])
+        [result] = _as_operation(exchange, [tensor], f"allgather {label.what}", [[None, *tensor.shape[1:]]])
         return result
 
     def broadcast(self, tensors: Sequence[Any], root: int, label: Label) -> list[Any]:
@@ -193,7 +193,7 @@ class HostCommunicator(Communicator):
                     buffers.append(buffer)
             return fusion.unpack(plan, buffers)
 
-        return _as_operation(exchange, tensors)
+        return _as_operation(exchange, tensors, f"broadcast {label.what}")
 
     def barrier(self, label: Label) -> Any:
         return barrier(self._agreement, label)
@@ -221,7 +221,7 @@ class HostCommunicator(Communicator):
 
 
 def _as_operation(
-    function: Callable[..., list[np.ndarray]], tensors: Sequence[Any], shapes: Sequence[Any] | None = None
+    function: Callable[..., list[np.ndarray]], tensors: Sequence[Any], about: str, shapes: Sequence[Any] | None = None
 ) -> list[Any]:
     """Run `function` on the tensors' arrays: at once where TensorFlow is eager, as one operation in a graph."""
     tensors = list(tensors)
@@ -232,7 +232,11 @@ def _as_operation(
         # not through numpy_function: errors keep their type, and nothing is copied on the way in
         results = function(*[as_array(tensor) for tensor in tensors])
         return [tf.convert_to_tensor(result, dtype) for result, dtype in zip(results, dtypes, strict=True)]
-    outputs = in_order(lambda: _as_list(tf.numpy_function(function, tensors, dtypes, stateful=True)), tensors)
+
+    def build() -> list[Any]:
+        return _as_list(tf.numpy_function(placed(function), tensors, dtypes, stateful=True))
+
+    outputs = in_order(build, tensors, about=about)
     for output, shape in zip(outputs, shapes or [tensor.shape for tensor in tensors], strict=True):
         output.set_shape(shape)
     return outputs

@@ -29,7 +29,7 @@ from hvdx.comm.communicator import Communicator, Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.first_batch import fingerprint, warn_if_equal
 from hvdx.comm.monitor import Monitor
-from hvdx.comm.order import in_order
+from hvdx.comm.order import current_place, in_order, placed
 from hvdx.comm.reduce_op import ReduceOp, require_reducible
 from hvdx.comm.roster import TOKEN_BYTES, Roster
 from hvdx.comm.signature import Signature, check_thresholds
@@ -177,7 +177,8 @@ class NativeCommunicator(Communicator):
         runs_here = self.ops_run_in_sessions or tf.compat.v1.executing_eagerly_outside_functions()
         direct = runs_here and all(shape.is_fully_defined() for shape in known)
         run = self._run_in_graph if direct else self._run_by_numpy
-        return in_order(lambda: run(call, tensors), tensors)
+        about = f"{call.kind} {call.label.what}"
+        return in_order(lambda: run(call, tensors), tensors, about=about)
 
     def _run_now(self, call: Call, tensors: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
         """Run a call on eager tensors or arrays; the caller holds the lock."""
@@ -205,15 +206,20 @@ class NativeCommunicator(Communicator):
         @tf.autograph.experimental.do_not_convert
         def agree(rows: np.ndarray, mark: np.ndarray) -> np.ndarray:
             with self._agreement.lock:
-                return self._agree(call, signature, int(rows), int(mark))
+                numbers = self._agree(call, signature, int(rows), int(mark))
+                if current_place():
+                    self._agreement.turns.hold()
+            return numbers
 
         @tf.autograph.experimental.do_not_convert
         def end() -> np.ndarray:
             self._monitor.end()
+            with self._agreement.lock:
+                self._agreement.turns.release()
             return np.zeros((), np.int8)
 
         rows = tf.shape(tensors[0], tf.int64)[0] if call.ragged else tf.constant(0, tf.int64)
-        numbers = tf.numpy_function(agree, [rows, fingerprint_op(call, tensors)], tf.int64, stateful=True)
+        numbers = tf.numpy_function(placed(agree), [rows, fingerprint_op(call, tensors)], tf.int64, stateful=True)
         numbers.set_shape([2 + self.topology.size])
         results = self._payload(call, shapes, [tensor.dtype for tensor in tensors])(numbers, *tensors)
         with tf.control_dependencies(results), tf.control_dependencies([tf.numpy_function(end, [], tf.int8)]):
@@ -229,7 +235,7 @@ class NativeCommunicator(Communicator):
                 results, _ = self._run_now(call, arrays)
             return [result.numpy() for result in results]
 
-        results = tf.numpy_function(run, tensors, dtypes, stateful=True)
+        results = tf.numpy_function(placed(run), tensors, dtypes, stateful=True)
         for result, tensor in zip(results, tensors, strict=True):
             if tensor.shape.rank is not None:
                 result.set_shape([None, *tensor.shape[1:]] if call.ragged else tensor.shape)

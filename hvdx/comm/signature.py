@@ -17,7 +17,7 @@ import numpy as np
 from hvdx.errors import GradientError, HvdxError, MismatchError
 
 HEADER_LENGTH = 8
-"""int64 numbers in a header: digest, sequence number, then values that may differ between ranks (`header`)."""
+"""int64 numbers in a header: digest, sequence number, values that may differ between ranks, and a place (`header`)."""
 
 WORDS_LENGTH = 2048
 """Bytes of description a rank sends when headers differ."""
@@ -88,17 +88,36 @@ def _describe(signature: Signature) -> str:
     return f"{head} of {len(signature.tensors)} {signature.what or 'tensor(s)'} ({listed})"
 
 
-def header(signature: Signature, sequence: int, *extra: int) -> np.ndarray:
-    """Return the header of one call: digest, sequence number, and up to six numbers that may differ between ranks."""
+def header(signature: Signature, sequence: int, *extra: int, place: int = 0) -> np.ndarray:
+    """Return the header of one call.
+
+    Args:
+        signature: what is called.
+        sequence: its number.
+        extra: up to six numbers that may differ between ranks; five where there is a place.
+        place: the number of a collective that a graph leaves unordered, else 0.
+    """
     result = np.zeros(HEADER_LENGTH, np.int64)
     result[0], result[1] = signature.digest, sequence
     result[2 : 2 + len(extra)] = extra
+    if place:
+        result[-1] = place
     return result
 
 
 def agrees(headers: np.ndarray) -> bool:
     """Return whether all rows of `headers` (ranks x HEADER_LENGTH) name the same call."""
-    return bool((headers[:, :2] == headers[0, :2]).all())
+    return bool((headers[:, :2] == headers[0, :2]).all()) and not unordered(headers)
+
+
+def unordered(headers: np.ndarray) -> bool:
+    """Return whether the ranks are at different collectives, in places where a graph keeps no order."""
+    return bool((headers[:, -1] != 0).all() and (headers[:, -1] != headers[0, -1]).any())
+
+
+def places(headers: np.ndarray) -> np.ndarray:
+    """Return the places that the ranks told instead of values."""
+    return headers[:, 2:]
 
 
 def words(signature: Signature) -> np.ndarray:
