@@ -62,8 +62,9 @@ class _Stopper:
         self._deadline = time.monotonic() + _PATIENCE / 2
 
     def _send(self, number: int) -> None:
+        # Intel MPI's mpirun is a script, which keeps a signal to itself: the group has the launcher proper as well.
         with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+            os.killpg(self._process.pid, number)
 
 
 def _tie_to_parent() -> None:
