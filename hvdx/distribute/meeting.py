@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -227,6 +230,8 @@ class _Link:
         self._reader = LineReader()
         self._waiting: list[dict[str, Any]] = []
         keep_alive(connection)
+        # A forked child (of a data loader, say) would hold the connection open after this process has died.
+        os.register_at_fork(after_in_child=functools.partial(_close, weakref.ref(connection)))
 
     def send(self, message: dict[str, Any]) -> None:
         self._socket.sendall(encode(message))
@@ -247,6 +252,11 @@ class _Link:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+def _close(connection: weakref.ref[socket.socket]) -> None:
+    if (alive := connection()) is not None:
+        alive.close()
 
 
 def _reach(candidates: tuple[str, ...], hello: dict[str, Any], limit: float, cluster: Cluster) -> _Link:

@@ -238,13 +238,18 @@ def test_only_members_meet() -> None:
 
 
 MEMBER = """
-import sys, time
+import os, sys, time
 from hvdx.comm.addresses import contact
 from hvdx.distribute.cluster import Cluster, Role
 from hvdx.distribute.meeting import meet
 root, index = sys.argv[1:]
 members = meet(Cluster("a test", Role.WORKER, int(index), 2, 1, (root,), {}, True, "secret"), contact())
 print("met", flush=True)
+if os.fork() == 0:
+    os.close(1)
+    time.sleep(4)
+    os._exit(0)
+print("forked", flush=True)
 time.sleep(60)
 """
 
@@ -267,9 +272,11 @@ def test_a_death_is_noticed_by_its_connection_and_named_by_the_launcher(
         server = come(pool, cluster, S, 0, on_departure=lambda one: (heard.append(one), came.set())).result(SOON)
         for process in processes:
             assert process.stdout is not None
-            assert process.stdout.readline() == "met\n"
+            assert [process.stdout.readline() for _ in range(2)] == ["met\n", "forked\n"]
+        began = time.monotonic()
         processes[1].send_signal(signal.SIGKILL)
         assert until(server, 1) == [(W, 1, "its connection to the scheduler closed without a goodbye", False)]
+        assert time.monotonic() - began < 3  # before the child of the dead has ended
         assert came.wait(SOON)
         assert heard == list(server.departures())
         processes[0].send_signal(signal.SIGKILL)
