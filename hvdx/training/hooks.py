@@ -7,7 +7,8 @@ Each class here becomes the first base of a wrapped optimizer's class, which hol
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -15,13 +16,17 @@ import tensorflow as tf
 from hvdx import world
 from hvdx.errors import OptimizerError
 from hvdx.ops.xla import refuse_inside_xla
+from hvdx.training.accumulation import accumulation_of, update_where
+from hvdx.training.graphs import in_bare_graph, in_program_order
 from hvdx.training.reducer import GradientReducer
+from hvdx.training.under_strategy import gradients_in_hand, op_of_gradients
 
 
 class DistributedHook:
     """What every wrapped optimizer has."""
 
     hvdx_reducer: GradientReducer
+    hvdx_passes: int = 1  # of which hvdx makes one update; Keras 3 accumulates by itself
 
     @property
     def _hvdx_reductions(self) -> int:
@@ -31,7 +36,25 @@ class DistributedHook:
     def _hvdx_reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         refuse_inside_xla()
         self.__dict__["hvdx_reductions"] = self._hvdx_reductions + 1
-        return self.hvdx_reducer.reduce(gradients, variables)
+        reducer = self.hvdx_reducer
+        return replace(reducer, op=op_of_gradients(reducer.op)).reduce(gradients, variables)
+
+    def _hvdx_global(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """Return the reduced gradients; with accumulation, their mean where this pass ends an update, else zeros."""
+        if self.hvdx_passes == 1:
+            return self._hvdx_reduce(gradients, variables)
+        sums = accumulation_of(variables, self.__dict__.setdefault("hvdx_sums", {}))
+        reduced, ends_update = sums.mean(gradients, self.hvdx_passes, self._hvdx_reduce)
+        self.__dict__["hvdx_ends_update"] = ends_update
+        return reduced
+
+    def _hvdx_apply(self, update: Callable[[], Any]) -> Any:
+        """Make the update with reduced gradients; with accumulation, only where they end one."""
+        ends_update = self.__dict__.pop("hvdx_ends_update", None)
+        if ends_update is None:
+            return update()
+        done = update_where(ends_update, update)
+        return self.iterations if tf.executing_eagerly() else done  # type: ignore[attr-defined]
 
     def _hvdx_check_reduced(self, before: int) -> None:
         """Raise where an update was made and the hook did not run: Keras has changed, or a subclass skips it."""
@@ -54,7 +77,8 @@ class DistributedHook:
         outer = self.__dict__.get("hvdx_pairs", [])
         self.__dict__["hvdx_pairs"] = pairs
         try:
-            yield
+            with gradients_in_hand():
+                yield
         finally:
             self.__dict__["hvdx_pairs"] = outer
 
@@ -79,7 +103,7 @@ class DistributedHook:
         variables = given if len(given) >= len(pairs) else [variable for _, variable in pairs]
         if not variables:
             return []
-        reduced = self._hvdx_reduce([kept.get(id(variable)) for variable in variables], variables)
+        reduced = self._hvdx_global([kept.get(id(variable)) for variable in variables], variables)
         found = {id(variable): gradient for gradient, variable in zip(reduced, variables, strict=True)}
         return [(found[id(variable)], variable) for _, variable in pairs]
 
@@ -145,7 +169,8 @@ class MultiHook(_Copied, DistributedHook):
         known = trainable_variables if trainable_variables is not None else self.__dict__["_trainable_variables"]
         if len(grads) == len(known := list(known)) > 0:
             grads = self._hvdx_reduce(grads, known)
-        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        with gradients_in_hand():
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
 
 class Keras2Hook(DistributedHook):
@@ -155,17 +180,30 @@ class Keras2Hook(DistributedHook):
         self, grads_and_vars: Any, name: Any = None, skip_gradients_aggregation: bool = False, **kwargs: Any
     ) -> Any:
         pairs = self._hvdx_filled(list(grads_and_vars))
-        reduces = not skip_gradients_aggregation and kwargs.get("experimental_aggregate_gradients", True)
-        if reduces and self._hvdx_has_nothing(pairs):
+        skips = skip_gradients_aggregation or not kwargs.get("experimental_aggregate_gradients", True)
+        if not skips and self._hvdx_has_nothing(pairs):
             return self.iterations  # type: ignore[attr-defined]
         before = self._hvdx_reductions
+        update = super().apply_gradients  # type: ignore[misc]
         with self._hvdx_given(pairs):
-            result = super().apply_gradients(  # type: ignore[misc]
-                pairs, name=name, skip_gradients_aggregation=skip_gradients_aggregation, **kwargs
-            )
-        if reduces and any(gradient is not None for gradient, _ in pairs):
+            if not skips and (self.hvdx_passes > 1 or in_bare_graph()):
+                return self._hvdx_aggregate_and_apply(pairs, name)
+            result = self._hvdx_apply(lambda: update(pairs, name=name, skip_gradients_aggregation=skips))
+        if not skips and any(gradient is not None for gradient, _ in pairs):
             self._hvdx_check_reduced(before)
         return result
+
+    def _hvdx_aggregate_and_apply(self, pairs: list[Any], name: Any) -> Any:
+        """Do in two steps what Keras does in one, as loss scaling does: what is in the second may not come to be."""
+        with tf.init_scope():
+            self.build([variable for _, variable in pairs])  # type: ignore[attr-defined]
+        reduced = list(self.aggregate_gradients(pairs))
+        apply = super().apply_gradients  # type: ignore[misc]
+
+        def update() -> Any:
+            return apply(reduced, name=name, skip_gradients_aggregation=True)
+
+        return self._hvdx_apply((lambda: in_program_order(update)) if in_bare_graph() else update)
 
     def aggregate_gradients(self, grads_and_vars: Any) -> Any:
         return self._hvdx_reduce_pairs(list(super().aggregate_gradients(grads_and_vars) or []))  # type: ignore[misc]
@@ -178,14 +216,27 @@ class LegacyHook(DistributedHook):
         self, grads_and_vars: Any, name: Any = None, experimental_aggregate_gradients: bool = True
     ) -> Any:
         pairs = self._hvdx_filled(list(grads_and_vars))
-        if experimental_aggregate_gradients and self._hvdx_has_nothing(pairs):
+        reduces = experimental_aggregate_gradients
+        if reduces and self._hvdx_has_nothing(pairs):
             return self.iterations  # type: ignore[attr-defined]
         before = self._hvdx_reductions
+        update = super().apply_gradients  # type: ignore[misc]
         with self._hvdx_given(pairs):
-            result = super().apply_gradients(pairs, name, experimental_aggregate_gradients)  # type: ignore[misc]
-        if experimental_aggregate_gradients and any(gradient is not None for gradient, _ in pairs):
+            if reduces and self.hvdx_passes > 1:
+                return self._hvdx_aggregate_and_apply(pairs, name)
+            result = self._hvdx_apply(lambda: update(pairs, name, reduces))
+        if reduces and any(gradient is not None for gradient, _ in pairs):
             self._hvdx_check_reduced(before)
         return result
+
+    def _hvdx_aggregate_and_apply(self, pairs: list[Any], name: Any) -> Any:
+        """Do in two steps what Keras does in one, as loss scaling does: the second may not come to be."""
+        with tf.init_scope():
+            self._create_all_weights([variable for _, variable in pairs])  # type: ignore[attr-defined]
+        local = self._transform_unaggregated_gradients(pairs)  # type: ignore[attr-defined]
+        reduced = list(self._aggregate_gradients(local))
+        apply = super().apply_gradients  # type: ignore[misc]
+        return self._hvdx_apply(lambda: apply(reduced, name, False))
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
         return self._hvdx_reduce_pairs(list(super()._aggregate_gradients(grads_and_vars)))  # type: ignore[misc]

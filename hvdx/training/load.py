@@ -32,6 +32,7 @@ def load_model(
     fusion_threshold: int | None = None,
     sparse_as_dense: bool | str = "auto",
     missing_gradients: str = "error",
+    backward_passes_per_step: int = 1,
     **kwargs: Any,
 ) -> Any:
     """Load a model and make its optimizer reduce its gradients over all ranks; slots and iterations are kept.
@@ -44,7 +45,8 @@ def load_model(
         filepath: a `.keras` or `.h5` file, or a directory that tf_keras or Keras 2 has saved.
         custom_optimizers: optimizer classes of your own that the file names.
         custom_objects: other classes and functions of your own, by name.
-        compression, op, fusion_threshold, sparse_as_dense, missing_gradients: as for `hvd.DistributedOptimizer`.
+        compression, op, fusion_threshold, sparse_as_dense, missing_gradients, backward_passes_per_step: as for
+            `hvd.DistributedOptimizer`. The last is not in the file, but for Keras 3.
         keras: the module that loads, `keras` or `tf_keras`; the one that wrote the file where it is None.
         kwargs: further arguments of the `load_model` of that Keras (`compile`, `safe_mode`, ...).
 
@@ -74,6 +76,7 @@ def load_model(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         missing_gradients=missing_gradients,
+        backward_passes_per_step=backward_passes_per_step,
     )
     _switch_auto_off(model)
     _warn_of_lost_state(Path(filepath), model.optimizer)

@@ -51,13 +51,14 @@ def DistributedOptimizer(
             takes whichever is fewer bytes.
         missing_gradients: "error" (default) raises where a gradient is None on some ranks only; "zeros" counts it as
             zeros.
-        backward_passes_per_step: after how many backward passes a v1 optimizer makes one update, with the mean of their
-            gradients; the global step counts updates. (Keras 3: its own `gradient_accumulation_steps`.)
+        backward_passes_per_step: after how many backward passes one update is made, with the mean of their gradients;
+            iterations and the global step count updates. Keras 3 does it itself: this is another name for its
+            `gradient_accumulation_steps`. The others sum up dense gradients, which no checkpoint holds.
 
     Raises:
         OptimizerError: `optimizer` is none of these, or is already wrapped.
-        ConfigurationError: an option has no meaning.
-        UnsupportedError: `backward_passes_per_step` above 1 for an optimizer that is not v1.
+        ConfigurationError: an option has no meaning, or contradicts what the optimizer was made with.
+        UnsupportedError: `backward_passes_per_step` above 1 for a MultiOptimizer of Keras 3.
     """
     inner = keras_api.inner_optimizer(optimizer)
     kind = keras_api.family(inner)
@@ -68,12 +69,15 @@ def DistributedOptimizer(
         )
     reducer = GradientReducer(op, fusion_threshold, compression, sparse_as_dense, missing_gradients)  # type: ignore[arg-type]
     _check_passes(backward_passes_per_step, kind, inner)
+    by_keras = kind is Family.KERAS_3
     try:
-        inner.__class__ = _distributed_class(type(inner), _HOOKS[kind], reducer)
+        inner.__class__ = _distributed_class(
+            type(inner), _HOOKS[kind], reducer, 1 if by_keras else backward_passes_per_step
+        )
     except TypeError as error:
         raise OptimizerError(f"{type(inner).__name__} cannot be wrapped: {error}. Received: {optimizer!r}.") from None
-    if kind is Family.V1:
-        inner.hvdx_passes = backward_passes_per_step
+    if by_keras and backward_passes_per_step > 1:
+        inner.gradient_accumulation_steps = backward_passes_per_step
     adapt_loss_scaling()
     switch_auto_off()
     check_in_compile()
@@ -83,23 +87,36 @@ def DistributedOptimizer(
 def _check_passes(passes: Any, kind: Family, optimizer: Any) -> None:
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ConfigurationError(f"backward_passes_per_step is an integer of 1 or more. Received: {passes!r}.")
-    if passes > 1 and kind is not Family.V1:
-        other = (
-            "its own gradient_accumulation_steps" if kind is Family.KERAS_3 else "larger batches, or sum the gradients"
-        )
+    if passes == 1 or kind not in (Family.KERAS_3, Family.KERAS_3_MULTI):
+        return
+    name = type(optimizer).__name__
+    if kind is Family.KERAS_3_MULTI or not hasattr(optimizer, "gradient_accumulation_steps"):
         raise UnsupportedError(
-            f"backward_passes_per_step={passes} works with v1 optimizers (tf.compat.v1.train). "
-            f"{type(optimizer).__name__} is of {kind.value}: use {other}."
+            f"{name} does not accumulate gradients. Received: backward_passes_per_step={passes}. Give "
+            "gradient_accumulation_steps to the optimizers inside it, or use larger batches."
+        )
+    own = optimizer.gradient_accumulation_steps
+    if own and own != passes:
+        raise ConfigurationError(
+            f"{name} has gradient_accumulation_steps={own}. Received: backward_passes_per_step={passes}, which is "
+            "another name for it. Give one of them."
+        )
+    if not own and optimizer.built:
+        raise ConfigurationError(
+            f"{name} has made its variables already, without any for sums of gradients. Received: "
+            f"backward_passes_per_step={passes}. Wrap it before it is used or loaded, or make it with "
+            f"gradient_accumulation_steps={passes}."
         )
 
 
-def _distributed_class(cls: Any, hook: type, reducer: GradientReducer) -> Any:
+def _distributed_class(cls: Any, hook: type, reducer: GradientReducer, passes: int) -> Any:
     """Return the class with the hook in front, under the name it has in saved files."""
     names = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "hvdx_reducer": reducer,
+        "hvdx_passes": passes,
     }
     distributed = type(cls)(cls.__name__, (hook, cls), names)
     keras_api.save_as(cls, distributed)

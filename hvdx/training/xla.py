@@ -6,17 +6,21 @@ from typing import Any
 
 from hvdx import keras_api, world
 from hvdx.logs import log
+from hvdx.training.under_strategy import is_of_hvdx
 
 
 def switch_auto_off() -> None:
-    """Make Keras 3's `jit_compile="auto"` mean False for models whose optimizer is distributed."""
+    """Make Keras 3's `jit_compile="auto"` mean False for models whose optimizer or strategy is hvdx's."""
     trainer = keras_api.trainer_class_of_keras_3()
     if trainer is None or getattr(trainer._resolve_auto_jit_compile, "hvdx", False):
         return
     original = trainer._resolve_auto_jit_compile
 
     def resolve(self: Any) -> bool:
-        if is_distributed(getattr(self, "optimizer", None)) and world.is_initialized() and world.size() > 1:
+        ours = is_distributed(getattr(self, "optimizer", None)) or is_of_hvdx(
+            getattr(self, "_distribute_strategy", None)
+        )
+        if ours and world.is_initialized() and world.size() > 1:
             if original(self):
                 log.warning('jit_compile="auto" means False here: ranks cannot exchange gradients inside XLA.')
             return False

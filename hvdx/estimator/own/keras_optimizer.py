@@ -1,4 +1,4 @@
-"""The update of a tf_keras optimizer, new or legacy, as an operation of a v1 graph."""
+"""The update of a Keras optimizer, of any family, as an operation of a v1 graph."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import tensorflow as tf
 from hvdx import keras_api
 from hvdx.errors import UnsupportedError
 from hvdx.keras_api import Family
+from hvdx.training.accumulation import Accumulation, update_where
+from hvdx.training.graphs import in_program_order
 
 
 class OptimizerRecipe(NamedTuple):
@@ -87,19 +89,29 @@ def update_keras_3(recipe: OptimizerRecipe, loss: Any, variables: Sequence[Any])
         variables: what is trained, as Keras's objects.
     """
     plain: Any = next(cls for cls in recipe.kind.__mro__ if hasattr(cls, "from_config") and not _reduces(cls))
-    optimizer = plain.from_config(copy.deepcopy(recipe.config))
+    config = copy.deepcopy(recipe.config)
+    passes = config.pop("gradient_accumulation_steps", None) or 1  # whose sums would be saved, and counted as updates
+    optimizer = plain.from_config(config)
     optimizer.build(variables)
-    gradients = tf.gradients(loss, [variable.value for variable in variables])
-    if _reduces(recipe.kind):
-        gradients = recipe.kind.hvdx_reducer.reduce(gradients, [variable.value for variable in variables])  # type: ignore[attr-defined]
+    values = [variable.value for variable in variables]
+    gradients, ends_update = _made_global(recipe.kind, passes, tf.gradients(loss, values), values)
 
-    @tf.function(autograph=False)
-    def apply() -> Any:
-        optimizer.apply(gradients, variables)
-        return tf.constant(True)
+    def make_update() -> Any:
+        with tf.control_dependencies([in_program_order(lambda: optimizer.apply(gradients, variables))]):
+            return tf.compat.v1.assign_add(tf.compat.v1.train.get_global_step(), 1).op
 
-    with tf.control_dependencies([apply()]):
-        return tf.compat.v1.assign_add(tf.compat.v1.train.get_global_step(), 1).op, optimizer
+    return (make_update() if ends_update is None else update_where(ends_update, make_update)), optimizer
+
+
+def _made_global(kind: Any, passes: int, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], Any]:
+    """Return the gradients reduced, or their mean over some passes, and whether that ends an update (None: always)."""
+
+    def reduce(local: list[Any], about: list[Any]) -> list[Any]:
+        return list(kind.hvdx_reducer.reduce(local, about)) if _reduces(kind) else local
+
+    if passes == 1:
+        return reduce(gradients, variables), None
+    return Accumulation(variables).mean(gradients, passes, reduce)
 
 
 def _reduces(kind: type) -> bool:
@@ -107,17 +119,7 @@ def _reduces(kind: type) -> bool:
 
 
 def _update_in_function(optimizer: Any, pairs: list[Any]) -> Any:
-    """Return the update of a new optimizer, whose lines are meant to be executed one after the other.
-
-    In a bare graph nothing orders the reading of a slot after its assignment; in a function TensorFlow does. The
-    gradients become global outside of it, in the graph, where collectives are ordered for the session.
-    """
+    """Return the update of a new optimizer, whose lines are meant to be executed one after the other."""
     optimizer.build([variable for _, variable in pairs])
     pairs = list(optimizer.aggregate_gradients(pairs))
-
-    @tf.function(autograph=False)
-    def apply() -> Any:
-        optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
-        return tf.constant(True)
-
-    return apply().op
+    return in_program_order(lambda: optimizer.apply_gradients(pairs, skip_gradients_aggregation=True))
