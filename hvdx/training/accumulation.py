@@ -64,10 +64,7 @@ class Accumulation:
 
         def nothing() -> list[Any]:
             # `update` has been traced before where it is a graph; in eager code it does not run, and all are zeros.
-            places = present or known
-            return [
-                tf.zeros(self._variables[i].shape) if totals[i] is None else tf.zeros_like(totals[i]) for i in places
-            ]
+            return [self._zeros(index, totals[index]) for index in present or known]
 
         def choose() -> list[Any]:
             return list(tf.cond(ends_update, update, nothing, name="update"))
@@ -86,9 +83,8 @@ class Accumulation:
 
     def _cleared_where(self, ends_update: Any, after: list[Any]) -> Any:
         def clear() -> Any:
-            with tf.control_dependencies(
-                [total.assign(tf.zeros_like(total)) for total in self._sums if total is not None]
-            ):
+            sums = [total for total in self._sums if total is not None]
+            with tf.control_dependencies([total.assign(tf.zeros_like(total)) for total in sums]):
                 return tf.constant(True)
 
         with tf.control_dependencies(after):
