@@ -17,6 +17,7 @@ from hvdx.distribute.parameter_server.options import Options
 from hvdx.distribute.parameter_server.placement import PIECE_BYTES, Placement, assign, keys
 from hvdx.distribute.parameter_server.protocol import Message
 from hvdx.distribute.parameter_server.registration import placement_of
+from hvdx.distribute.parameter_server.rounds import FROM_WORKER_0
 from hvdx.distribute.parameter_server.snapshots import Snapshots
 from hvdx.errors import ConfigurationError, GradientError, UnsupportedError, WorldError
 
@@ -264,10 +265,19 @@ class ParameterClient:
             MismatchError: the workers' calls differ.
             StallError: a worker does not come; names it.
         """
-        arrays = [np.asarray(tensor) for tensor in tensors]
+        return self._together([np.asarray(tensor) for tensor in tensors], ReduceOp.of(op).value, name)
+
+    def broadcast(self, tensors: Sequence[Any], name: str = "broadcast") -> list[np.ndarray]:
+        """Return worker 0's tensors on every worker; every worker calls it with tensors of the same shapes and dtypes.
+
+        For what is not registered: weights that are not trained, and the state of layers.
+        """
+        return self._together([np.asarray(tensor) for tensor in tensors], FROM_WORKER_0, name)
+
+    def _together(self, arrays: Sequence[np.ndarray], operation: str, name: str) -> list[np.ndarray]:
         owners = assign([f"{name}:{i}" for i in range(len(arrays))], [a.nbytes for a in arrays], len(self._servers))
         number = self._reductions[name] = self._reductions.get(name, 0) + 1
-        header = {"name": name, "number": number, "op_name": ReduceOp.of(op).value}
+        header = {"name": name, "number": number, "op_name": operation}
         used = sorted(set(owners)) or [0]
         requests = [
             self._link.request(

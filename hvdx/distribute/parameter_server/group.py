@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdx.distribute.parameter_server.clocks import Clocks
+from hvdx.distribute.parameter_server.clocks import Clocks, named
 from hvdx.distribute.parameter_server.placement import Placement
 from hvdx.distribute.parameter_server.reduction import Rows
 from hvdx.distribute.parameter_server.registration import contradiction, placement_of
@@ -105,11 +105,13 @@ class Group:
             self._clocks.workers[worker].gone = ""  # started anew: it goes on where it was
         if self._shard is None and worker == 0:
             self._create(spec, request.arrays)
-        if self._shard is None:
-            request.waits_for = "worker 0, whose variables are the first ones"
-            self._waiting.append(request)
+        self._waiting = [*(waiting for waiting in self._waiting if waiting.worker != worker), request]
+        missing = set(range(self._workers)) - set(self._sessions) if spec["options"]["mode"] == "synchronous" else set()
+        if self._shard is None or missing:
+            for waiting in self._waiting:
+                waiting.waits_for = f"{named(missing or [0])} to register its variables"
             return
-        for waiting in [*self._waiting, request]:
+        for waiting in self._waiting:
             header = {"clock": self._clocks.workers[waiting.worker].clock, "version": self._clocks.updates}
             waiting.answer({**header, "first": waiting.header["first"]}, self._shard.read())
         self._waiting = []

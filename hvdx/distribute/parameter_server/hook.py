@@ -7,7 +7,7 @@ are pushed. Clipping, decay, update and averaging are the servers' then, and are
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from hvdx.distribute.parameter_server import optimizers, states
 from hvdx.distribute.parameter_server.client import ParameterClient
 from hvdx.errors import OptimizerError
 from hvdx.keras_api import Family
+from hvdx.logs import log
 
 T = TypeVar("T")
 
@@ -108,15 +109,30 @@ class _Hook:
         held.fill(self, self.__dict__["hvdx_variables"])
         self._iterations.assign(held.updates * optimizers.steps_per_update(self))  # type: ignore[attr-defined]
 
+    def _hvdx_during_step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        outer = self.__dict__.get("hvdx_applies", False)
+        self.__dict__["hvdx_applies"] = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.__dict__["hvdx_applies"] = outer
+
     def _hvdx_register(self, variables: list[Any]) -> None:
         if "hvdx_variables" in self.__dict__:
             return
+        late = tf.executing_eagerly() and self.__dict__.get("hvdx_applies", False)
         with tf.init_scope():
             client = self.hvdx_client
             values = client.register(variables, self)
             self.__dict__["hvdx_variables"] = variables
             if not client.rejoined:  # a model that was loaded brings slots, which the servers get from worker 0
                 values = client.load(lambda: states.of_optimizer(self, variables))
+            if late and any(not np.array_equal(v.numpy(), value) for v, value in zip(variables, values, strict=True)):
+                log.warning(
+                    "The first gradients of worker %d were computed with other weights than worker 0's: build the "
+                    "optimizer before the first step, optimizer.build(model.trainable_variables).",
+                    client.worker,
+                )
             self._hvdx_assign(values)
 
     def _hvdx_assign(self, values: Sequence[Any]) -> None:
@@ -181,6 +197,9 @@ class _Keras3(_Hook):
         "finalize_variable_values",
     )
 
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        return self._hvdx_during_step(super().apply, *args, **kwargs)  # type: ignore[misc]
+
     def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
         """Called once an update, on the averaged accumulation of all micro-batches."""
         self._hvdx_exchange(list(zip(grads, trainable_variables, strict=True)), learning_rate)
@@ -191,11 +210,7 @@ class _Keras2(_Hook):
               "finalize_variable_values")  # fmt: skip
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        self.__dict__["hvdx_applies"] = True
-        try:
-            return super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            self.__dict__["hvdx_applies"] = False
+        return self._hvdx_during_step(super().apply_gradients, *args, **kwargs)  # type: ignore[misc]
 
     def aggregate_gradients(self, grads_and_vars: Any) -> Any:
         """Called from outside by a LossScaleOptimizer before its test: then all workers see any worker's infinity."""

@@ -12,12 +12,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvdx.distribute.parameter_server.placement import without_counters
 from hvdx.errors import OptimizerError, UnsupportedError
 from hvdx.keras_api import Family, base_names, family, inner_optimizer
 from hvdx.logs import log
 
 _ELEMENTWISE = frozenset(("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl", "Lion"))
 """Keras's optimizers that treat each number by itself: a piece of a variable is updated as the whole would be."""
+
+_REGISTER = (
+    "A class of your own must be defined and registered (keras.saving.register_keras_serializable) before the servers "
+    "start."
+)
 
 _TOKEN = re.compile(r"hvdxp(\d+)__")
 
@@ -82,15 +88,17 @@ def rebuild(description: dict[str, Any]) -> Any:
     Raises:
         OptimizerError: its class is not known in this process.
     """
-    keras = importlib.import_module(description["keras"])
+    keras, saved = importlib.import_module(description["keras"]), json.loads(json.dumps(description["saved"]))
+    name = saved.get("registered_name") or saved["class_name"]
     try:
-        return keras.optimizers.deserialize(json.loads(json.dumps(description["saved"])))
+        stock = getattr(keras.optimizers, saved["class_name"], None) if not saved.get("registered_name") else None
+        # Keras's own deserialize does not know all of its own optimizers.
+        made = stock.from_config(saved["config"]) if stock is not None else keras.optimizers.deserialize(saved)
     except (TypeError, ValueError, ImportError) as error:
-        name = description["saved"].get("registered_name") or description["saved"].get("class_name")
-        raise OptimizerError(
-            f"A server cannot make the optimizer {name}: {error}. Classes of your own must be defined and registered "
-            "(keras.saving.register_keras_serializable) before the servers start."
-        ) from error
+        raise OptimizerError(f"A server cannot make the optimizer {name}: {error}. {_REGISTER}") from error
+    if isinstance(made, str):
+        raise OptimizerError(f"A server does not know the optimizer {name}. {_REGISTER}")
+    return made
 
 
 def for_server(description: dict[str, Any], clips: bool) -> tuple[Any, Any]:
@@ -103,7 +111,7 @@ def for_server(description: dict[str, Any], clips: bool) -> tuple[Any, Any]:
         clips: whether it clips by norm itself; else gradients come clipped.
     """
     saved = json.loads(json.dumps(description["saved"]))
-    if "learning_rate" in saved["config"]:
+    if isinstance(saved["config"].get("learning_rate"), dict):
         saved["config"]["learning_rate"] = 0.0
     optimizer = rebuild({**description, "saved": saved})
     schedule = rebuild(description)._learning_rate if description["rate"] == "schedule" else None
@@ -187,7 +195,7 @@ def slots(optimizer: Any, owners: Sequence[Any]) -> list[Slot]:
         label = name
         for known in names.get(owner, ()) if owner is not None else ():
             label = label.replace(known, "")
-        label = re.sub(r":\d+$", "", label).strip("_/") or "slot"
+        label = without_counters(re.sub(r":\d+$", "", label)).strip("_/") or "slot"
         count = seen[owner, label] = seen.get((owner, label), 0) + 1
         found.append(Slot(owner, label if count == 1 else f"{label}#{count}", variable))
     return found

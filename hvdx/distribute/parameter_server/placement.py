@@ -134,10 +134,15 @@ def keys(names: Iterable[str]) -> list[str]:
     seen: dict[str, int] = {}
     result = []
     for name in names:
-        plain = _COUNTER.sub("", name.partition(":")[0])
+        plain = without_counters(name.partition(":")[0])
         seen[plain] = seen.get(plain, 0) + 1
         result.append(plain if seen[plain] == 1 else f"{plain}#{seen[plain]}")
     return result
+
+
+def without_counters(name: str) -> str:
+    """Return a name without what tells apart how many things of that name a process has made ("dense_3/kernel")."""
+    return _COUNTER.sub("", name)
 
 
 def place(

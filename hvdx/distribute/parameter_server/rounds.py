@@ -13,6 +13,9 @@ from hvdx.distribute.parameter_server.reduction import reduced
 from hvdx.distribute.parameter_server.request import Request
 from hvdx.errors import HvdxError, MismatchError
 
+FROM_WORKER_0 = "that of worker 0"
+"""The operation of a broadcast, beside the names of reductions."""
+
 
 @dataclass
 class _Round:
@@ -80,12 +83,14 @@ class Rounds:
 def _reduced(name: str, requests: Sequence[Request]) -> list[np.ndarray]:
     first = requests[0]
     for other in requests[1:]:
-        for what, of in (("operation", _op_of), ("shapes and dtypes", _specs_of)):
+        for what, of in (("operations", _op_of), ("shapes and dtypes", _specs_of)):
             if of(first) != of(other):
                 raise MismatchError(
                     f"The workers reduce {name!r} with different {what}: {of(first)} on worker {first.worker}, "
                     f"{of(other)} on worker {other.worker}."
                 )
+    if _op_of(first) == FROM_WORKER_0:
+        return first.arrays
     op = ReduceOp.of(first.header["op_name"])
     return [reduced(arrays, op) for arrays in zip(*(request.arrays for request in requests), strict=True)]
 

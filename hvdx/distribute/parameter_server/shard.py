@@ -50,7 +50,9 @@ class Shard:
         self._optimizer.exclude_from_weight_decay(var_list=undecayed)
         self._optimizer.build(everything)
         self._slots = optimizers.slots(self._optimizer, everything)
-        self._update = tf.function(self._apply, reduce_retracing=True)
+        # Nadam of tf_keras and Keras 2 counts its updates in Python, which goes wrong in a graph.
+        eager = self._counts_skipped and type(self._optimizer).__name__ == "Nadam"
+        self._update = self._apply if eager else tf.function(self._apply, reduce_retracing=True)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:

@@ -116,7 +116,7 @@ class Synchronous(Updates):
 
     def _complete(self) -> None:
         ordered = [(worker, *self._arrived[worker]) for worker in sorted(self._arrived)]
-        self._arrived, self._waiting = {}, {}
+        self._arrived = {}
         requests = [request for _, request, _ in ordered]
         if not all(request.header["finite"] for request in requests):
             for request in requests:
@@ -130,6 +130,7 @@ class Synchronous(Updates):
         if self._clips:
             self._unscaled = average
             self._norms = [squared_norm(gradient) for gradient in average]
+            self._waiting = {}
             for request in requests:
                 request.answer({"norms": self._norms})
             return
@@ -147,6 +148,7 @@ class Synchronous(Updates):
 
     def _finish(self, requests: Sequence[Request]) -> None:
         self._made += 1
+        self._waiting = {}
         for request in requests:
             self._answer(request)
 
