@@ -16,9 +16,6 @@ from keras_callbacks import step_function
 from keras_callbacks.base import Callback
 from keras_callbacks.same_data import warn_of_same_data
 
-_STRIDE = 0x9E3779B1
-"""Odd, so that its multiples modulo a power of two are all different; 2**32 divided by the golden ratio."""
-
 
 class BroadcastGlobalVariablesCallback(Callback):
     """Give every rank the weights and the optimizer state of one rank before the first step; collective.
@@ -78,7 +75,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         broadcast_variables([*variables, *(state for state, _ in seeds)], self.root_rank)
         for state, index in seeds:
             value = np.array(to_tensor(state))
-            value[index] = seed_of_rank(int(value[index]), self._distance)
+            value[index] = keras_api.seed_of_rank(int(value[index]), self._distance)
             state.assign(value)
 
     @property
@@ -93,19 +90,9 @@ class BroadcastGlobalVariablesCallback(Callback):
 
         def seed(layer: int, given: int | None) -> int:
             # A layer without a seed follows TensorFlow's global one, which is often set to the same on all ranks.
-            return seed_of_rank(layer + 1 if given is None else given, self._distance)
+            return keras_api.seed_of_rank(layer + 1 if given is None else given, self._distance)
 
         keras_api.set_seeds_in_code(self.model, seed)
-
-
-def seed_of_rank(seed: int, distance: int) -> int:
-    """Return a seed for the rank that is `distance` from the root; the root (0) keeps its own.
-
-    Args:
-        seed: the root's seed, which may be negative.
-        distance: a number of ranks.
-    """
-    return seed if distance == 0 else (seed + distance * _STRIDE) % (1 << 31)
 
 
 def _refuse_xla(model: Any) -> None:

@@ -197,7 +197,7 @@ def _start(meeting: Meeting) -> Any:
         roll_call(meeting.rank, meeting.addresses, limit)
     with _tf_config(meeting):
         try:
-            return DeadlineThread("hvdx-start").call(_make_strategy, limit)
+            return DeadlineThread("hvdx-start").call(lambda: _make_strategy("auto"), limit)
         except TimeoutError:
             absent = unreachable(meeting)
             who = ", ".join(f"rank {rank} at {meeting.addresses[rank]}" for rank in absent) or "a rank"
@@ -215,9 +215,23 @@ def _start(meeting: Meeting) -> Any:
             raise WorldError(f"TensorFlow's servers cannot start: {first_lines(error)}") from error
 
 
-def _make_strategy() -> Any:
+def stock_strategy(implementation: str, bytes_per_pack: int | None = None) -> Any:
+    """Return TensorFlow's MultiWorkerMirroredStrategy between the ranks; the world must have been joined.
+
+    Args:
+        implementation: "auto", "ring" or "nccl".
+        bytes_per_pack: largest pack of gradients; TensorFlow's choice where it is None.
+    """
+    assert _servers is not None
+    with _tf_config(_servers.meeting):
+        return _make_strategy(implementation, bytes_per_pack or 0)
+
+
+def _make_strategy(implementation: str, bytes_per_pack: int = 0) -> Any:
     options = tf.distribute.experimental.CommunicationOptions(
-        implementation=tf.distribute.experimental.CommunicationImplementation.AUTO
+        bytes_per_pack=bytes_per_pack,
+        timeout_seconds=environment.TIMEOUT.read() + _PAYLOAD_SLOWER,
+        implementation=tf.distribute.experimental.CommunicationImplementation(implementation.upper()),
     )
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from hvdx.keras_api.families import (
     Family,
     base_names,
+    classes_with_apply_of_keras_3,
     family,
     inner_optimizer,
     is_loss_scale_optimizer,
@@ -16,6 +17,7 @@ from hvdx.keras_api.families import (
     loss_scale_classes_of_keras_2,
     model_family,
     save_as,
+    tensorflow_trainer_class_of_keras_3,
     trainer_class_of_keras_3,
 )
 from hvdx.keras_api.models import (
@@ -45,6 +47,7 @@ from hvdx.keras_api.optimizers import (
     set_learning_rate,
     velocities,
 )
+from hvdx.keras_api.seeds import index_of_seed, seed_of_rank
 
 __all__ = [
     "Family",
@@ -52,7 +55,9 @@ __all__ = [
     "base_names",
     "build_optimizer",
     "check_optimizer_of_model",
+    "classes_with_apply_of_keras_3",
     "family",
+    "index_of_seed",
     "inner_optimizer",
     "inputs_of",
     "is_built",
@@ -73,11 +78,13 @@ __all__ = [
     "rate_name",
     "result_hook",
     "save_as",
+    "seed_of_rank",
     "seed_states",
     "set_initial_epoch",
     "set_learning_rate",
     "set_seeds_in_code",
     "steps_per_execution",
+    "tensorflow_trainer_class_of_keras_3",
     "trainer_class_of_keras_3",
     "velocities",
     "without_optionals",

@@ -136,6 +136,17 @@ def loss_scale_class_of_keras_3() -> Any:
     return cls if cls is not None and hasattr(cls, "check_finite") else None
 
 
+def classes_with_apply_of_keras_3() -> list[Any]:
+    """Return the optimizer classes of Keras 3 that make an update by an `apply` of their own, where it is imported."""
+    names = {
+        "keras.src.optimizers.base_optimizer": "BaseOptimizer",
+        "keras.src.optimizers.loss_scale_optimizer": "LossScaleOptimizer",
+        "keras.src.optimizers.multi_optimizer": "MultiOptimizer",
+    }
+    found = [getattr(sys.modules.get(module), name, None) for module, name in names.items()]
+    return [cls for cls in found if cls is not None and "apply" in vars(cls)]
+
+
 def loss_scale_classes_of_keras_2() -> list[Any]:
     """Return the LossScaleOptimizer classes, new and legacy, of tf_keras and Keras 2 where they have been imported."""
     names = ("tf_keras.src.mixed_precision.loss_scale_optimizer", "keras.src.mixed_precision.loss_scale_optimizer")
@@ -146,6 +157,12 @@ def loss_scale_classes_of_keras_2() -> list[Any]:
         for name in sorted(_LOSS_SCALE_NAMES)
         if name in vars(module) and "apply_gradients" in vars(vars(module)[name])
     ]
+
+
+def tensorflow_trainer_class_of_keras_3() -> Any:
+    """Return Keras 3's Trainer class for TensorFlow, where it has been imported and builds models from a batch."""
+    cls = getattr(sys.modules.get("keras.src.backend.tensorflow.trainer"), "TensorFlowTrainer", None)
+    return cls if cls is not None and hasattr(cls, "_maybe_symbolic_build") else None
 
 
 def trainer_class_of_keras_3() -> Any:

@@ -46,3 +46,18 @@ def gradients_in_hand() -> Iterator[None]:
 def are_in_hand() -> bool:
     """Return whether a hook of hvdx reduces the gradients of the update that this thread makes."""
     return bool(getattr(_state, "in_hand", False))
+
+
+@contextlib.contextmanager
+def building() -> Iterator[None]:
+    """Note that Keras builds a model from one batch inside the block."""
+    _state.building = True
+    try:
+        yield
+    finally:
+        _state.building = False
+
+
+def is_building() -> bool:
+    """Return whether Keras builds a model in this thread."""
+    return bool(getattr(_state, "building", False))

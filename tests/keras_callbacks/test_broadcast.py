@@ -12,8 +12,8 @@ import pytest
 
 import hvdx as hvd
 from hvdx import keras_api
+from hvdx.keras_api import seed_of_rank
 from hvdx.ops.convert import to_tensor
-from keras_callbacks.broadcast import seed_of_rank
 from keras_callbacks.step_function import StepFunction
 
 pytestmark = pytest.mark.np(2)

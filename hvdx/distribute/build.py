@@ -1,0 +1,130 @@
+"""What each mode makes: one function a mode, which takes this rank's devices, communicator, pack size and cluster."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdx import world
+from hvdx.distribute.adopt import adapt_keras_3
+from hvdx.distribute.cluster import Cluster, Role, resolve
+from hvdx.distribute.description import Description
+from hvdx.errors import ConfigurationError, UnsupportedError, WorldError
+
+
+def multi_worker(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
+    """Return the strategy with one replica a rank."""
+    if len(devices) > 1:
+        raise ConfigurationError(
+            f'"multi_worker" has one device a rank; "mirrored" has several. Received: devices={list(devices)}.'
+        )
+    found = resolve(cluster=cluster)
+    _no_servers(found, "multi_worker")
+    if communicator != "hvdx":
+        return _stock_multi_worker(communicator, bytes_per_pack)
+    _join(found)
+    from hvdx.distribute.multi_worker import MultiWorkerStrategy
+
+    adapt_keras_3()
+    return MultiWorkerStrategy(devices[0] if devices else _own_device(), bytes_per_pack)
+
+
+def one_device(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
+    """Return TensorFlow's strategy with one device."""
+    _no_ranks("one_device", cluster)
+    device = devices[0] if devices else _own_device()
+    return _described(tf.distribute.OneDeviceStrategy(device), "one_device")
+
+
+def central_storage(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
+    """Return TensorFlow's strategy with the variables in one place and replicas on several devices."""
+    _no_ranks("central_storage", cluster)
+    made = tf.distribute.experimental.CentralStorageStrategy(compute_devices=list(devices) or None)
+    return _described(made, "central_storage")
+
+
+def tpu(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
+    """Return TensorFlow's strategy for TPUs."""
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(devices[0] if devices else "")
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        made = tf.distribute.TPUStrategy(resolver)
+    except Exception as error:  # TensorFlow raises many kinds, by where it notices that there is none
+        raise UnsupportedError(
+            f'strategy("tpu") is TensorFlow\'s own TPUStrategy, and TensorFlow finds no TPU here: '
+            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}. Run it where there is one, or "
+            'choose "mirrored" or "multi_worker".'
+        ) from error
+    return _described(made, "tpu")
+
+
+def _stock_multi_worker(communicator: str, bytes_per_pack: int | None) -> Any:
+    """Return TensorFlow's MultiWorkerMirroredStrategy between the ranks of this job."""
+    if world.is_initialized() and world.communicator().name != "tensorflow":
+        raise ConfigurationError(
+            f'strategy("multi_worker", communicator="{communicator}") starts TensorFlow\'s servers, but the world '
+            f"has already been joined with the {world.communicator().name} communicator. Leave hvd.init() to "
+            'strategy(), or call hvd.init(comm="tensorflow").'
+        )
+    from hvdx.comm.tensorflow import stock_strategy
+
+    world.init("tensorflow")
+    made = stock_strategy("auto" if communicator == "tensorflow" else communicator, bytes_per_pack)
+    return _described(made, "multi_worker", within=f"TensorFlow's {communicator.upper()}")
+
+
+def _described(strategy: Any, mode: str, within: str = "") -> Any:
+    """Give a strategy of TensorFlow's the method `describe`."""
+
+    def description(self: Any) -> Description:
+        extended = self.extended
+        return Description(
+            mode,
+            self.num_replicas_in_sync,
+            f"{world.size()} (this is rank {world.rank()})" if world.is_initialized() else "1",
+            tuple(device.rpartition("/device:")[2] for device in extended.worker_devices),
+            within or "TensorFlow",
+            "stock TensorFlow",
+        )
+
+    strategy.describe = types.MethodType(lambda self: str(description(self)), strategy)
+    return strategy
+
+
+def _join(found: Cluster) -> None:
+    """Join the world, and check that it is the one that the environment describes."""
+    world.init()
+    if world.size() != found.workers and found.workers > 1:
+        raise WorldError(
+            f"{found.source} says that there are {found.workers} workers, but the {world.communicator().name} "
+            f"communicator sees {world.size()}. Start the program with hvdxrun or mpirun, or call "
+            'hvd.init(comm="tensorflow"), which works with TF_CONFIG alone.'
+        )
+
+
+def _no_servers(found: Cluster, mode: str) -> None:
+    if found.role is not Role.WORKER or found.servers:
+        raise ConfigurationError(
+            f'strategy("{mode}") has no parameter servers, but {found.source} says {found.servers} of them. Start '
+            'without --servers, or use strategy("parameter_server").'
+        )
+
+
+def _no_ranks(mode: str, cluster: Any) -> None:
+    found = resolve(cluster=cluster)
+    if found.workers > 1:
+        raise ConfigurationError(
+            f'strategy("{mode}") trains in one process, but {found.source} says that there are {found.workers}: each '
+            'would train alone. Use "multi_worker", or "mirrored" for several devices in each of several ranks.'
+        )
+
+
+def _own_device() -> str:
+    """Return this rank's GPU, or its CPU."""
+    gpus = tf.config.list_logical_devices("GPU")
+    local = world.local_rank() if world.is_initialized() else 0
+    return f"GPU:{local % len(gpus)}" if gpus else "CPU:0"

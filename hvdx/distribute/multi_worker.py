@@ -1,0 +1,170 @@
+"""One replica a rank, over any communicator of hvdx: MultiWorkerMirroredStrategy, right under Keras 3 as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib, input_util
+from tensorflow.python.distribute.distribute_utils import (
+    VARIABLE_CLASS_MAPPING,
+    VARIABLE_POLICY_MAPPING,
+    create_mirrored_variable,
+    select_replica,
+)
+from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
+from tensorflow.python.distribute.values import DistributedValues, PerReplica
+
+from hvdx import world
+from hvdx.comm.reduce_op import ReduceOp
+from hvdx.distribute.between_ranks import (
+    broadcast_new,
+    gather,
+    input_context,
+    own,
+    reduce_values,
+    shards_of,
+    summed_on_reading,
+)
+from hvdx.distribute.description import Description
+from hvdx.training.optimizer import DistributedOptimizer
+from hvdx.training.under_strategy import are_in_hand, is_building
+
+
+class MultiWorkerStrategy(tf.distribute.Strategy):
+    """Every rank holds one replica; variables start equal, gradients and values are reduced between ranks.
+
+    Args:
+        device: where the replica of this rank lives.
+        bytes_per_pack: largest fusion buffer; HVDX_FUSION_THRESHOLD where it is None.
+
+    The global batch is what a dataset's batch is: it is cut among the ranks, as `MultiWorkerMirroredStrategy` does it.
+    """
+
+    hvdx_strategy = True
+
+    def __init__(self, device: str, bytes_per_pack: int | None = None) -> None:
+        super().__init__(MultiWorkerExtended(self, device, bytes_per_pack))
+
+    def describe(self) -> str:
+        """Return which ranks, devices and transport this strategy has resolved to."""
+        return str(self.description)
+
+    @property
+    def description(self) -> Description:
+        """The same in parts."""
+        return Description.of_this_world("multi_worker", self.extended.worker_devices, stock=False)
+
+
+class MultiWorkerExtended(OneDeviceExtended):
+    """What of a one-device strategy is different where there are other ranks."""
+
+    def __init__(self, strategy: Any, device: str, bytes_per_pack: int | None) -> None:
+        super().__init__(strategy, device)
+        self.hvdx_threshold = bytes_per_pack
+
+    def hvdx_adopt(self, optimizer: Any) -> None:
+        """Let an optimizer that is used under this strategy reduce its gradients."""
+        DistributedOptimizer(optimizer, ReduceOp.SUM, fusion_threshold=self.hvdx_threshold)
+
+    # -- who takes part --------------------------------------------------------------------------------------------
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return world.size()
+
+    def _in_multi_worker_mode(self) -> bool:
+        return world.size() > 1
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return world.rank() == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        return world.rank() == 0
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
+        return replica_id_in_sync_group - world.rank()
+
+    # -- variables -------------------------------------------------------------------------------------------------
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        create = super()._create_variable
+        if not summed_on_reading(kwargs):
+            return broadcast_new(create(next_creator, **kwargs), kwargs)
+        # A metric's: each rank counts its own, and who reads it outside of a replica gets what all ranks counted.
+        return create_mirrored_variable(
+            self._container_strategy(),
+            lambda **given: [create(next_creator, **given)],
+            VARIABLE_CLASS_MAPPING,
+            VARIABLE_POLICY_MAPPING,
+            **kwargs,
+        )
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        context = _ReplicaContext(self._container_strategy(), replica_id_in_sync_group=world.rank())
+        with tf.device(self._device), context:
+            return fn(*select_replica(0, args), **select_replica(0, kwargs))
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        return self._batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Sequence[Any], options: Any) -> list[Any]:
+        given = [value for value, _ in value_destination_pairs]
+        parts = tf.nest.flatten(given)
+        values = [own(value) for value in parts]
+        # Keras 3 asks for the mean of a batch to see its shapes; the ranks' may differ.
+        if not (are_in_hand() or (is_building() and isinstance(parts[0], PerReplica))):
+            threshold = self.hvdx_threshold or getattr(options, "bytes_per_pack", 0) or None
+            values = reduce_values(values, reduce_op, threshold)
+        results: list[Any] = tf.nest.pack_sequence_as(given, values)
+        return results
+
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
+        return gather(own(value), axis)
+
+    def _local_results(self, value: Any) -> tuple[Any, ...]:
+        return tuple(value.values) if isinstance(value, DistributedValues) else (value,)
+
+    # -- input -----------------------------------------------------------------------------------------------------
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        shards_of(options, "experimental_distribute_dataset")
+        return input_util.get_distributed_dataset(
+            dataset,
+            self._input_workers_with_options(options),
+            self._container_strategy(),
+            num_replicas_in_sync=world.size(),
+            input_context=input_context(),
+            options=options,
+        )
+
+    def _distribute_datasets_from_function(self, dataset_fn: Callable[..., Any], options: Any) -> Any:
+        shards_of(options, "distribute_datasets_from_function")
+        return input_util.get_distributed_datasets_from_function(
+            dataset_fn,
+            self._input_workers_with_options(options),
+            [input_context()],
+            self._container_strategy(),
+            options=options,
+        )
+
+    def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
+        return value_fn(distribute_lib.ValueContext(world.rank(), world.size()))
+
+
+class _ReplicaContext(distribute_lib.ReplicaContext):
+    @property
+    def devices(self) -> tuple[str, ...]:
+        devices: tuple[str, ...] = self._strategy.extended.worker_devices
+        return devices
