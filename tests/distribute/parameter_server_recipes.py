@@ -12,7 +12,7 @@ import tensorflow as tf
 from hvdx.distribute.parameter_server import ParameterServerOptimizer
 from hvdx.keras_api import inner_optimizer
 from tests.distribute.parameter_server_workers import Worker
-from tests.training.models import BATCH, linear_data
+from tests.training.models import BATCH
 from tests.training.recipes import RECIPES, Recipe, Wrap, adam, sgd
 from tests.training.support import FAMILIES, Family, arrays, optimizer_arrays, part, policy, union
 
@@ -132,16 +132,35 @@ def update(worker: Worker, family: Family, name: str) -> None:
     _compare(result, reference, 1e-5, 1e-6, name)
 
 
+def go_on(worker: Worker, family: Family) -> None:
+    """Make one update alone, the same on all workers, then wrap the optimizer and make two more."""
+    gradients = np.random.default_rng(4).normal(size=(3, worker.count, 6, 4)).astype("float32")
+    gradients[0] = gradients[0, :1]
+    client = worker.client(f"continued-{family}", piece_bytes=PIECE_BYTES)
+    optimizer, variables = family.optimizers.Adam(0.1), _variables(family)
+    _apply(optimizer, variables, gradients[:1, 0])
+    _apply(ParameterServerOptimizer(optimizer, client), variables, gradients[1:, worker.index])
+    client.close(done=False)
+    reference = _updated(family, family.optimizers.Adam(0.1), gradients.mean(1, dtype="float32"))
+    _compare(arrays(variables) + optimizer_arrays(optimizer), reference, 1e-5, 1e-6, "after going on")
+
+
 def _updated(family: Family, optimizer: Any, gradients: np.ndarray) -> list[np.ndarray]:
+    variables = _variables(family)
+    _apply(optimizer, variables, gradients)
+    return arrays(variables) + optimizer_arrays(optimizer)
+
+
+def _variables(family: Family) -> list[Any]:
     start = np.linspace(-1, 1, 24, dtype="float32").reshape(6, 4)
-    if family.keras_name == "keras3":
-        variables = [family.keras.Variable(start, name="a"), family.keras.Variable(start[0], name="b")]
-    else:
-        variables = [tf.Variable(start, name="a"), tf.Variable(start[0], name="b")]
+    make = family.keras.Variable if family.keras_name == "keras3" else tf.Variable
+    return [make(start, name="a"), make(start[0], name="b")]
+
+
+def _apply(optimizer: Any, variables: list[Any], gradients: np.ndarray) -> None:
     for gradient in gradients:
         optimizer.apply_gradients(zip([tf.constant(gradient), tf.constant(gradient[0])], variables, strict=True))
     optimizer.finalize_variable_values(variables)
-    return arrays(variables) + optimizer_arrays(optimizer)
 
 
 def _compare(values: list[np.ndarray], references: list[np.ndarray], rtol: float, atol: float, what: str) -> None:
@@ -152,4 +171,4 @@ def _compare(values: list[np.ndarray], references: list[np.ndarray], rtol: float
         )
 
 
-__all__ = ["cases", "classes", "linear_data", "name_of", "train", "update"]
+__all__ = ["cases", "classes", "go_on", "name_of", "train", "update"]

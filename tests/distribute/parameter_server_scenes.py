@@ -195,6 +195,27 @@ def play_again(worker: Worker) -> None:
     client.close(done=False)
 
 
+def play_lost(worker: Worker) -> None:
+    """A push that never arrives, since the connection broke, is sent again after the server has been asked about it."""
+    client = plain(worker, "lost")
+    send = client._link._send
+
+    def lose(server: int, frames: list[Any]) -> None:
+        client._link._send = send  # type: ignore[method-assign]
+
+    if worker.index:
+        client._link._send = lose  # type: ignore[method-assign]
+    client.push(gradients(1.0))
+    np.testing.assert_array_equal(client.pull()[1], np.full(3, -RATE))
+    assert {(stats["updates"], stats["duplicates"]) for stats in client.stats()} == {(1, 0)}
+    client.close(done=False)
+
+
+def play_continued(worker: Worker) -> dict[str, str]:
+    """An optimizer that has trained before brings its slots to the servers."""
+    return {f"continued-{family}": _outcome(lambda f=family: recipes.go_on(worker, f)) for family in FAMILIES}
+
+
 def play_gathered(worker: Worker) -> None:
     """With `gather` the average of some is applied; what remains at the end is not lost."""
     client = plain(worker, "gathered", mode="asynchronous", gather=2)

@@ -11,20 +11,20 @@ import numpy as np
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.distribute.parameter_server import optimizers, states
 from hvdx.distribute.parameter_server.clipping import factors, shared_clip
+from hvdx.distribute.parameter_server.collective import Collective
 from hvdx.distribute.parameter_server.gradients import as_gradients, assembled, cut
 from hvdx.distribute.parameter_server.link import Link, Pending
 from hvdx.distribute.parameter_server.options import Options
-from hvdx.distribute.parameter_server.placement import PIECE_BYTES, Placement, assign, keys
+from hvdx.distribute.parameter_server.placement import PIECE_BYTES, Placement
 from hvdx.distribute.parameter_server.protocol import Message
 from hvdx.distribute.parameter_server.registration import placement_of
-from hvdx.distribute.parameter_server.rounds import FROM_WORKER_0
 from hvdx.distribute.parameter_server.snapshots import Snapshots
 from hvdx.errors import ConfigurationError, GradientError, UnsupportedError, WorldError
 
 _FAREWELL = 10.0
 
 
-class ParameterClient:
+class ParameterClient(Collective):
     """One worker's way to the servers, for one model.
 
     Args:
@@ -67,14 +67,12 @@ class ParameterClient:
         self.worker = worker
         self.placement: Placement | None = None
         self.rejoined = False
-        self._link = Link(addresses, worker, token, group, departed)
-        self._servers = range(len(addresses))
+        super().__init__(Link(addresses, worker, token, group, departed))
         self._spec: dict[str, Any] = {}
         self._clocks = [0] * len(addresses)
         self._versions = [0] * len(addresses)
         self._unanswered: list[Pending] = []
         self._snapshots = Snapshots()
-        self._reductions: dict[str, int] = {}
         self._finalized = 0
         self._closed = False
 
@@ -102,23 +100,9 @@ class ParameterClient:
             OptimizerError, UnsupportedError: the servers cannot do that.
         """
         inner = optimizers.check(optimizer)
-        for variable in variables:
-            if getattr(variable, "overwrite_with_gradient", False):
-                raise UnsupportedError(f"{variable.path}: float8 training is not supported with parameter servers.")
-        names = [optimizers.variable_path(variable) for variable in variables]
         values = [np.asarray(variable.numpy()) for variable in variables]
         self._spec = {
-            "variables": [
-                {
-                    "key": key,
-                    "name": key,
-                    "shape": list(value.shape),
-                    "dtype": value.dtype.name,
-                    "decay": bool(inner._use_weight_decay(_plain_variable(variable))),
-                    "constraint": optimizers.constraint_of(variable),
-                }
-                for key, variable, value in zip(keys(names), variables, values, strict=True)
-            ],
+            "variables": optimizers.describe_variables(variables, inner),
             "optimizer": optimizers.describe(inner),
             "cuts": optimizers.cuts(inner),
         }
@@ -251,47 +235,6 @@ class ParameterClient:
 
     # -- what all workers do together ------------------------------------------------------------------------------
 
-    def push_pull(
-        self, tensors: Sequence[Any], op: ReduceOp | str = ReduceOp.AVERAGE, name: str = "push_pull"
-    ) -> list[np.ndarray]:
-        """Reduce tensors over all workers through the servers; every worker calls it, in any mode.
-
-        Args:
-            tensors: arrays or tensors, of the same shapes and dtypes on every worker.
-            op: as for `hvd.allreduce`.
-            name: what is reduced; calls of one name pair by their order.
-
-        Raises:
-            MismatchError: the workers' calls differ.
-            StallError: a worker does not come; names it.
-        """
-        return self._together([np.asarray(tensor) for tensor in tensors], ReduceOp.of(op).value, name)
-
-    def broadcast(self, tensors: Sequence[Any], name: str = "broadcast") -> list[np.ndarray]:
-        """Return worker 0's tensors on every worker; every worker calls it with tensors of the same shapes and dtypes.
-
-        For what is not registered: weights that are not trained, and the state of layers.
-        """
-        return self._together([np.asarray(tensor) for tensor in tensors], FROM_WORKER_0, name)
-
-    def _together(self, arrays: Sequence[np.ndarray], operation: str, name: str) -> list[np.ndarray]:
-        owners = assign([f"{name}:{i}" for i in range(len(arrays))], [a.nbytes for a in arrays], len(self._servers))
-        number = self._reductions[name] = self._reductions.get(name, 0) + 1
-        header = {"name": name, "number": number, "op_name": operation}
-        used = sorted(set(owners)) or [0]
-        requests = [
-            self._link.request(
-                server, "reduce", header, [a for a, owner in zip(arrays, owners, strict=True) if owner == server]
-            )
-            for server in used
-        ]
-        replies = dict(zip(used, (iter(reply.arrays) for reply in self._link.wait(requests)), strict=True))
-        return [next(replies[owner]) for owner in owners]
-
-    def barrier(self) -> None:
-        """Wait until every worker has come here."""
-        self.push_pull([np.zeros(1, np.int32)], ReduceOp.SUM, "barrier")
-
     def all_finite(self, finite: bool) -> bool:
         """Return whether the gradients are finite, of all workers in synchronous mode; and skip the step where not.
 
@@ -393,8 +336,3 @@ class ParameterClient:
             )
         finally:
             self._link.close()
-
-
-def _plain_variable(variable: Any) -> Any:
-    """Return the variable that Keras looks at when it decides about weight decay."""
-    return getattr(variable, "value", variable) if hasattr(variable, "path") else variable

@@ -120,7 +120,7 @@ class Group:
         options = spec["options"]
         self._placement = placement_of(spec)
         self._shard = Shard(self._placement, self._server, spec, arrays)
-        names = [spec["variables"][piece.entry]["name"] for piece in self._shard.pieces]
+        names = [spec["variables"][piece.entry]["key"] for piece in self._shard.pieces]
         make = Synchronous if options["mode"] == "synchronous" else Asynchronous
         self._updates = make(self._shard, self._clocks, names, options)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdx.distribute.parameter_server.placement import without_counters
+from hvdx.distribute.parameter_server.placement import keys, without_counters
 from hvdx.errors import OptimizerError, UnsupportedError
 from hvdx.keras_api import Family, base_names, family, inner_optimizer
 from hvdx.logs import log
@@ -80,6 +80,29 @@ def describe(optimizer: Any) -> dict[str, Any]:
         plain["config"]["name"] = type(optimizer).__name__.lower()
     rate = "schedule" if _is_schedule(optimizer._learning_rate) else "worker"
     return {"keras": keras, "saved": plain, "rate": rate, "steps": steps_per_update(optimizer)}
+
+
+def describe_variables(variables: Sequence[Any], optimizer: Any) -> list[dict[str, Any]]:
+    """Return the variables as plain data: what they are called, what they are, whether they decay, their constraint.
+
+    Raises:
+        UnsupportedError: the servers cannot keep one of them.
+    """
+    for variable in variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise UnsupportedError(f"{variable.path}: float8 training is not supported with parameter servers.")
+    return [
+        {
+            "key": key,
+            "shape": [int(length) for length in variable.shape],
+            "dtype": tf.as_dtype(variable.dtype).name,
+            # Keras looks at the variable of TensorFlow inside its own.
+            "decay": bool(optimizer._use_weight_decay(getattr(variable, "value", variable)
+                                                      if hasattr(variable, "path") else variable)),
+            "constraint": constraint_of(variable),
+        }
+        for key, variable in zip(keys([variable_path(v) for v in variables]), variables, strict=True)
+    ]  # fmt: skip
 
 
 def rebuild(description: dict[str, Any]) -> Any:

@@ -39,7 +39,7 @@ class Shard:
         self._counts_skipped = not hasattr(self._optimizer, "apply")  # tf_keras and Keras 2
         about = [spec["variables"][piece.entry] for piece in self.pieces]
         self._variables = [
-            optimizers.stand_in(number, info["name"], value, description["keras"], info["constraint"])
+            optimizers.stand_in(number, info["key"], value, description["keras"], info["constraint"])
             for number, (info, value) in enumerate(zip(about, values, strict=True))
         ]
         self._empty = optimizers.stand_in(
