@@ -79,11 +79,9 @@ class Group:
             return
         if self._updates is not None:
             self._updates.left(worker, why)
-        if why != "finished":
-            error = WorldError(f"Worker {worker} is gone ({why}), and what all workers do together cannot go on.")
-            self._rounds.fail(error)
-            if worker == 0 and self._shard is None:
-                self.fail(error)
+        self._rounds.leave(worker, why)
+        if self._shard is None and (worker == 0 or self._spec is not None):
+            self.fail(WorldError(f"Worker {worker} is gone before all had registered their variables: {why}."))
 
     def stats(self) -> dict[str, Any]:
         """Return the counters."""
@@ -103,6 +101,7 @@ class Group:
         if self._sessions.get(worker) != request.header["session"]:
             self._sessions[worker] = request.header["session"]
             self._clocks.workers[worker].gone = ""  # started anew: it goes on where it was
+            self._rounds.rejoin(worker)
         if self._shard is None and worker == 0:
             self._create(spec, request.arrays)
         self._waiting = [*(waiting for waiting in self._waiting if waiting.worker != worker), request]

@@ -94,11 +94,18 @@ class _Hook:
         if variables is None:
             return
         client = self.hvdx_client
-        if self.use_ema:  # type: ignore[attr-defined]
+        if self.use_ema and client.synchronous:  # type: ignore[attr-defined]
             client.finalize()
+        self.hvdx_fill()
+        if self.use_ema and not client.synchronous:  # type: ignore[attr-defined]
+            super()._overwrite_model_variables_with_average_value(variables)  # type: ignore[misc]
+
+    def hvdx_fill(self) -> None:
+        """Take over the servers' parameters and slots: before a model is saved in the midst of training."""
+        client = self.hvdx_client
         self._hvdx_assign(client.pull())
         held = client.state()
-        held.fill(self, variables)
+        held.fill(self, self.__dict__["hvdx_variables"])
         if not client.synchronous:
             self._iterations.assign(held.updates * optimizers.steps_per_update(self))  # type: ignore[attr-defined]
 

@@ -218,7 +218,8 @@ def slots(optimizer: Any, owners: Sequence[Any]) -> list[Slot]:
         label = name
         for known in names.get(owner, ()) if owner is not None else ():
             label = label.replace(known, "")
-        label = without_counters(re.sub(r":\d+$", "", label)).strip("_/") or "slot"
+        label = without_counters(re.sub(r":\d+$", "", label)).strip("_/")
+        label = label.rpartition("/")[2] or "slot"  # without the name scope in which it happened to be made
         count = seen[owner, label] = seen.get((owner, label), 0) + 1
         found.append(Slot(owner, label if count == 1 else f"{label}#{count}", variable))
     return found

@@ -11,7 +11,7 @@ from hvdx.comm.reduce_op import ReduceOp
 from hvdx.distribute.parameter_server.clocks import named
 from hvdx.distribute.parameter_server.reduction import reduced
 from hvdx.distribute.parameter_server.request import Request
-from hvdx.errors import HvdxError, MismatchError
+from hvdx.errors import HvdxError, MismatchError, WorldError
 
 FROM_WORKER_0 = "that of worker 0"
 """The operation of a broadcast, beside the names of reductions."""
@@ -34,6 +34,7 @@ class Rounds:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._rounds: dict[str, _Round] = {}
+        self._gone: dict[int, str] = {}
 
     def join(self, request: Request) -> None:
         """Take a worker's part; all are answered when the last one has come."""
@@ -53,6 +54,9 @@ class Rounds:
             request.answer({}, current.result)
             return
         current.requests[request.worker] = request
+        if self._gone.keys() - current.requests.keys():
+            self._fail(current)
+            return
         if len(current.requests) < self._workers:
             missing = named(set(range(self._workers)) - set(current.requests))
             for waiting in current.requests.values():
@@ -71,6 +75,23 @@ class Rounds:
             return
         for request in ordered:
             request.answer({}, current.result)
+        current.requests = {}
+
+    def leave(self, worker: int, why: str) -> None:
+        """Note that a worker comes no more: whoever waits for it, now or later, hears so."""
+        self._gone[worker] = why
+        for current in self._rounds.values():
+            if current.requests and worker not in current.requests:
+                self._fail(current)
+
+    def rejoin(self, worker: int) -> None:
+        """Note that a worker has been started anew."""
+        self._gone.pop(worker, None)
+
+    def _fail(self, current: _Round) -> None:
+        words = "; ".join(f"worker {worker}: {why}" for worker, why in self._gone.items())
+        for request in current.requests.values():
+            request.fail(WorldError(f"What all workers do together cannot go on without some. Gone: {words}."))
         current.requests = {}
 
     def fail(self, error: HvdxError) -> None:

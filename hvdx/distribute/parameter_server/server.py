@@ -122,6 +122,8 @@ class Server:
             return
         self._pending = {known: waiting for known, waiting in self._pending.items() if not waiting.answered}
         self._pending[key] = request
+        if operation == "register":
+            self._ended.pop(request.worker, None)
         group = self._groups.setdefault(header["group"], Group(header["group"], self._index, self._workers))
         try:
             group.handle(request)

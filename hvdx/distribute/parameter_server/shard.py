@@ -49,6 +49,7 @@ class Shard:
         undecayed = [v for v, info in zip(everything, [*about, {"decay": False}], strict=True) if not info["decay"]]
         self._optimizer.exclude_from_weight_decay(var_list=undecayed)
         self._optimizer.build(everything)
+        self._values: list[np.ndarray] | None = None
         self._slots = optimizers.slots(self._optimizer, everything)
         # Nadam of tf_keras and Keras 2 counts its updates in Python, which goes wrong in a graph.
         eager = self._counts_skipped and type(self._optimizer).__name__ == "Nadam"
@@ -61,7 +62,9 @@ class Shard:
 
     def read(self) -> list[np.ndarray]:
         """Return the pieces; later updates do not change what was returned."""
-        return [as_array(tf.convert_to_tensor(variable)) for variable in self._variables]
+        if self._values is None:
+            self._values = [as_array(tf.convert_to_tensor(variable)) for variable in self._variables]
+        return list(self._values)
 
     def apply(self, gradients: Sequence[Gradient | None], rate: float | None) -> None:
         """Make one update.
@@ -70,6 +73,7 @@ class Shard:
             gradients: one for each piece, or None.
             rate: the learning rate, where the worker decides it.
         """
+        self._values = None  # what nobody is being sent can be overwritten in place
         if self._schedule is not None:
             step = int(self._optimizer.iterations) * self._steps + self._steps - 1
             rate = float(self._schedule(tf.constant(step, tf.int64)))
@@ -95,6 +99,7 @@ class Shard:
 
     def finalize(self) -> None:
         """Do what Keras does after the last epoch: the averages become the values, where there are averages."""
+        self._values = None
         self._optimizer.finalize_variable_values([*self._variables, self._empty])
 
     def state(self) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
@@ -112,6 +117,7 @@ class Shard:
         Raises:
             CheckpointError: something is missing or has another shape.
         """
+        self._values = None
         given = {(info["piece"], info["label"]): array for info, array in zip(about, arrays, strict=True)}
         targets: list[tuple[Any, Any]] = [((number, None), v) for number, v in enumerate(self._variables)]
         targets += [((slot.owner, slot.label), slot.variable) for slot in self._kept()]

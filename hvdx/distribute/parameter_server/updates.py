@@ -227,7 +227,6 @@ class Asynchronous(Updates):
         held = self._unscaled.pop(worker, None)
         if held is not None:
             self._clocks.workers[worker].dropped += 1
-        self._waiting.pop(worker, None)
         self._apply_gathered()
         self._release()
 
