@@ -18,9 +18,7 @@ from hvdx.errors import ConfigurationError, UnsupportedError, WorldError
 def multi_worker(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
     """Return the strategy with one replica a rank."""
     if len(devices) > 1:
-        raise ConfigurationError(
-            f'"multi_worker" has one device a rank; "mirrored" has several. Received: devices={list(devices)}.'
-        )
+        raise ConfigurationError(f'"multi_worker" has one device a rank. Received: devices={list(devices)}.')
     found = resolve(cluster=cluster)
     _no_servers(found, "multi_worker")
     if communicator != "hvdx":
@@ -57,7 +55,7 @@ def tpu(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, c
         raise UnsupportedError(
             f'strategy("tpu") is TensorFlow\'s own TPUStrategy, and TensorFlow finds no TPU here: '
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__}. Run it where there is one, or "
-            'choose "mirrored" or "multi_worker".'
+            'choose "multi_worker".'
         ) from error
     return _described(made, "tpu")
 
@@ -110,7 +108,7 @@ def _no_servers(found: Cluster, mode: str) -> None:
     if found.role is not Role.WORKER or found.servers:
         raise ConfigurationError(
             f'strategy("{mode}") has no parameter servers, but {found.source} says {found.servers} of them. Start '
-            'without --servers, or use strategy("parameter_server").'
+            "without --servers."
         )
 
 
@@ -119,7 +117,7 @@ def _no_ranks(mode: str, cluster: Any) -> None:
     if found.workers > 1:
         raise ConfigurationError(
             f'strategy("{mode}") trains in one process, but {found.source} says that there are {found.workers}: each '
-            'would train alone. Use "multi_worker", or "mirrored" for several devices in each of several ranks.'
+            'would train alone. Use "multi_worker".'
         )
 
 

@@ -9,7 +9,6 @@ from hvdx import environment
 from hvdx.errors import ConfigurationError
 
 _ALIASES = {
-    "mirrored": "mirrored",
     "multi_worker": "multi_worker",
     "multi_worker_mirrored": "multi_worker",
     "collective_all_reduce": "multi_worker",
@@ -34,10 +33,9 @@ def strategy(
     """Return a `tf.distribute.Strategy`; collective where there are several ranks, and joins the world if need be.
 
     Args:
-        mode: "mirrored" (several devices in one process; between the ranks as well where there are several), or
-            "multi_worker" (one replica a rank; also by TensorFlow's names "multi_worker_mirrored" and
+        mode: "multi_worker" (one replica a rank; also by TensorFlow's names "multi_worker_mirrored" and
             "collective_all_reduce"), or one that TensorFlow does alone: "central_storage", "one_device", "tpu".
-        devices: this rank's devices ("GPU:0"; a list for "mirrored"). Default: its GPUs, or CPU:0.
+        devices: this rank's devices, such as "GPU:0". Default: its GPU, or CPU:0.
         communicator: "hvdx" (default), or "tensorflow" ("auto", "ring", "nccl") for TensorFlow's own strategy, which is
             configured from the launcher's ranks.
         bytes_per_pack: largest fusion buffer in bytes; HVDX_FUSION_THRESHOLD where it is None.
