@@ -208,7 +208,7 @@ class NativeCommunicator(Communicator):
             with self._agreement.lock:
                 numbers = self._agree(call, signature, int(rows), int(mark))
                 if current_place():
-                    self._agreement.turns.hold()
+                    self._agreement.turns.hold(current_place())
             return numbers
 
         @tf.autograph.experimental.do_not_convert

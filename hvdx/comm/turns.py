@@ -36,6 +36,7 @@ class Turns:
         self._changed = threading.Condition(lock)
         self._waiting: Counter[int] = Counter()
         self._busy: int | None = None  # the thread that is at work
+        self._held = 0
         self._next = 0
 
     @contextlib.contextmanager
@@ -52,14 +53,16 @@ class Turns:
 
     def begin(self, place: int, failed: Callable[[], bool], limit: float) -> None:
         """Return when nothing else is at work and nothing is to go before this one, or all failed, or time is over."""
+        if self._busy == _HELD and place in (0, self._held):
+            self._busy = None  # its session has ended without the rest of it: an error, or nobody wanted the result
         end = time.monotonic() + limit
         while (self._busy is not None or self._next not in (0, place)) and not failed() and time.monotonic() < end:
             self._changed.wait(_LONGEST)
         self._busy = threading.get_ident()
 
-    def hold(self) -> None:
-        """Let the others wait until `release`: the payload of the collective that has begun is still to move."""
-        self._busy = _HELD
+    def hold(self, place: int) -> None:
+        """Let the others wait until `release`: the payload of the collective at this place is still to move."""
+        self._busy, self._held = _HELD, place
 
     def release(self) -> None:
         """Let the next one begin."""
