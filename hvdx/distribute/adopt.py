@@ -8,7 +8,6 @@ need nothing.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from hvdx import keras_api
@@ -20,17 +19,13 @@ from hvdx.training.xla import is_distributed, switch_auto_off
 def adapt_keras_3() -> None:
     """Adapt the optimizers of Keras 3, where it has been imported."""
     for cls in keras_api.classes_with_apply_of_keras_3():
-        if not getattr(cls.apply, "hvdx", False):
-            cls.apply = _adopting(cls.apply)
-    trainer = keras_api.tensorflow_trainer_class_of_keras_3()
-    if trainer is not None and not getattr(trainer._maybe_symbolic_build, "hvdx", False):
-        trainer._maybe_symbolic_build = _announced(trainer._maybe_symbolic_build)
+        keras_api.change_method(cls, "apply", _adopting)
+    keras_api.change_method(keras_api.tensorflow_trainer_class_of_keras_3(), "_maybe_symbolic_build", _announced)
     adapt_loss_scaling()
     switch_auto_off()
 
 
 def _adopting(original: Any) -> Any:
-    @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         strategy = current()
         if strategy is None or is_distributed(self) or are_in_hand():
@@ -38,15 +33,12 @@ def _adopting(original: Any) -> Any:
         strategy.extended.hvdx_adopt(self)
         return self.apply(grads, trainable_variables)
 
-    apply.hvdx = True  # type: ignore[attr-defined]
     return apply
 
 
 def _announced(original: Any) -> Any:
-    @functools.wraps(original)
     def build(self: Any, *args: Any, **kwargs: Any) -> Any:
         with building():
             return original(self, *args, **kwargs)
 
-    build.hvdx = True  # type: ignore[attr-defined]
     return build

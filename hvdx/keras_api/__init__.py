@@ -5,6 +5,7 @@ Everything here looks at the classes of objects it is given, so no Keras is impo
 
 from __future__ import annotations
 
+from hvdx.keras_api.changing import change_method, hooked_class
 from hvdx.keras_api.families import (
     Family,
     base_names,
@@ -16,7 +17,6 @@ from hvdx.keras_api.families import (
     loss_scale_class_of_keras_3,
     loss_scale_classes_of_keras_2,
     model_family,
-    save_as,
     tensorflow_trainer_class_of_keras_3,
     trainer_class_of_keras_3,
 )
@@ -54,9 +54,11 @@ __all__ = [
     "arrays_of_running_fit",
     "base_names",
     "build_optimizer",
+    "change_method",
     "check_optimizer_of_model",
     "classes_with_apply_of_keras_3",
     "family",
+    "hooked_class",
     "index_of_seed",
     "inner_optimizer",
     "inputs_of",
@@ -77,7 +79,6 @@ __all__ = [
     "overrides_train_step",
     "rate_name",
     "result_hook",
-    "save_as",
     "seed_of_rank",
     "seed_states",
     "set_initial_epoch",

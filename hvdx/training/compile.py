@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from hvdx import keras_api
@@ -15,16 +14,13 @@ def check_in_compile() -> None:
     Keras itself says only that it cannot interpret it.
     """
     for cls in keras_api.model_classes():
-        if not getattr(cls.compile, "hvdx", False):
-            cls.compile = _checked(cls.compile)
+        keras_api.change_method(cls, "compile", _checked)
 
 
 def _checked(original: Any) -> Any:
-    @functools.wraps(original)
     def compile(self: Any, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> Any:
         if keras_api.is_optimizer(optimizer) and is_distributed(optimizer):
             keras_api.check_optimizer_of_model(self, optimizer)
         return original(self, optimizer, *args, **kwargs)
 
-    compile.hvdx = True  # type: ignore[attr-defined]
     return compile

@@ -8,7 +8,6 @@ optimizers that are not distributed they behave as before.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import Any
 
@@ -22,17 +21,12 @@ from hvdx.training.xla import is_distributed
 
 def adapt_loss_scaling() -> None:
     """Adapt the LossScaleOptimizer classes of all Kerases that have been imported."""
-    _make_finite_test_global()
+    keras_api.change_method(keras_api.loss_scale_class_of_keras_3(), "check_finite", _global_finite_test)
     for cls in keras_api.loss_scale_classes_of_keras_2():
-        _keep_missing_gradients(cls)
+        keras_api.change_method(cls, "apply_gradients", _keeping_missing_gradients)
 
 
-def _make_finite_test_global() -> None:
-    cls = keras_api.loss_scale_class_of_keras_3()
-    if cls is None or getattr(cls.check_finite, "hvdx", False):
-        return
-    original = cls.check_finite
-
+def _global_finite_test(original: Any) -> Any:
     def check_finite(self: Any, grads: Any) -> Any:
         finite = original(self, grads)
         if not is_distributed(self) or world.size() == 1:
@@ -41,18 +35,13 @@ def _make_finite_test_global() -> None:
         [everywhere] = world.communicator().grouped_allreduce([tf.cast(finite, tf.int32)], ReduceOp.MIN, label, 0)
         return tf.cast(everywhere, tf.bool)
 
-    check_finite.hvdx = True  # type: ignore[attr-defined]
-    cls.check_finite = check_finite
+    return check_finite
 
 
-def _keep_missing_gradients(cls: Any) -> None:
+def _keeping_missing_gradients(original: Any) -> Any:
     """Let the optimizer inside know all gradients of an update, also those that are None."""
-    original = cls.apply_gradients
-    if getattr(original, "hvdx", False):
-        return
     parameters = inspect.signature(original)
 
-    @functools.wraps(original)
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_distributed(self):
             return original(self, grads_and_vars, *args, **kwargs)
@@ -66,5 +55,4 @@ def _keep_missing_gradients(cls: Any) -> None:
         with inner._hvdx_given(pairs):
             return original(self, pairs, *args, **kwargs)
 
-    apply_gradients.hvdx = True  # type: ignore[attr-defined]
-    cls.apply_gradients = apply_gradients
+    return apply_gradients

@@ -71,9 +71,8 @@ def DistributedOptimizer(
     _check_passes(backward_passes_per_step, kind, inner)
     by_keras = kind is Family.KERAS_3
     try:
-        inner.__class__ = _distributed_class(
-            type(inner), _HOOKS[kind], reducer, 1 if by_keras else backward_passes_per_step
-        )
+        passes = 1 if by_keras else backward_passes_per_step
+        inner.__class__ = keras_api.hooked_class(type(inner), _HOOKS[kind], hvdx_reducer=reducer, hvdx_passes=passes)
     except TypeError as error:
         raise OptimizerError(f"{type(inner).__name__} cannot be wrapped: {error}. Received: {optimizer!r}.") from None
     if by_keras and backward_passes_per_step > 1:
@@ -107,17 +106,3 @@ def _check_passes(passes: Any, kind: Family, optimizer: Any) -> None:
             f"backward_passes_per_step={passes}. Wrap it before it is used or loaded, or make it with "
             f"gradient_accumulation_steps={passes}."
         )
-
-
-def _distributed_class(cls: Any, hook: type, reducer: GradientReducer, passes: int) -> Any:
-    """Return the class with the hook in front, under the name it has in saved files."""
-    names = {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-        "hvdx_reducer": reducer,
-        "hvdx_passes": passes,
-    }
-    distributed = type(cls)(cls.__name__, (hook, cls), names)
-    keras_api.save_as(cls, distributed)
-    return distributed

@@ -11,11 +11,10 @@ from hvdx.training.under_strategy import is_of_hvdx
 
 def switch_auto_off() -> None:
     """Make Keras 3's `jit_compile="auto"` mean False for models whose optimizer or strategy is hvdx's."""
-    trainer = keras_api.trainer_class_of_keras_3()
-    if trainer is None or getattr(trainer._resolve_auto_jit_compile, "hvdx", False):
-        return
-    original = trainer._resolve_auto_jit_compile
+    keras_api.change_method(keras_api.trainer_class_of_keras_3(), "_resolve_auto_jit_compile", _off_between_ranks)
 
+
+def _off_between_ranks(original: Any) -> Any:
     def resolve(self: Any) -> bool:
         ours = is_distributed(getattr(self, "optimizer", None)) or is_of_hvdx(
             getattr(self, "_distribute_strategy", None)
@@ -26,8 +25,7 @@ def switch_auto_off() -> None:
             return False
         return original(self)
 
-    resolve.hvdx = True  # type: ignore[attr-defined]
-    trainer._resolve_auto_jit_compile = resolve
+    return resolve
 
 
 def is_distributed(optimizer: Any) -> bool:

@@ -6,7 +6,6 @@ are pushed. Clipping, decay, update and averaging are the servers' then, and are
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,13 +46,10 @@ def ParameterServerOptimizer(optimizer: T, client: ParameterClient) -> T:
             f"{cls.__name__} has no method {missing[0]}, where hvdx pushes the gradients. This version of Keras is not "
             "supported."
         )
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    metaclass: Any = type(cls)
-    hooked = metaclass(cls.__name__, (hook, cls), {**names, "hvdx_client": client})
-    keras_api.save_as(cls, hooked)
-    inner.__class__ = hooked
-    _make_finite_test_common()
-    _switch_xla_off()
+    inner.__class__ = keras_api.hooked_class(cls, hook, hvdx_client=client)
+    # `model.compile` puts a LossScaleOptimizer around optimizers by itself; no message can be sent from inside XLA.
+    keras_api.change_method(keras_api.loss_scale_class_of_keras_3(), "check_finite", _common_finite_test)
+    keras_api.change_method(keras_api.trainer_class_of_keras_3(), "_resolve_auto_jit_compile", _off_with_servers)
     if hook is _Keras3 and inner.built:  # tf_keras and Keras 2 call build again in each trace
         inner._hvdx_register(list(inner._trainable_variables))
     return optimizer
@@ -246,33 +242,17 @@ def _hooked(optimizer: Any) -> Any:
     return inner if isinstance(inner, _Hook) else None
 
 
-def _make_finite_test_common() -> None:
-    """Adapt Keras 3's LossScaleOptimizer, which `model.compile` puts around optimizers by itself."""
-    cls = keras_api.loss_scale_class_of_keras_3()
-    if cls is None or getattr(cls.check_finite, "hvdx_servers", False):
-        return
-    original = cls.check_finite
-
-    @functools.wraps(original)
+def _common_finite_test(original: Any) -> Any:
     def check_finite(self: Any, grads: Any) -> Any:
         inner = _hooked(self)
         finite = original(self, grads)
         return finite if inner is None else inner._hvdx_all_finite(finite)
 
-    check_finite.hvdx_servers = True  # type: ignore[attr-defined]
-    cls.check_finite = check_finite
+    return check_finite
 
 
-def _switch_xla_off() -> None:
-    """Make Keras 3's `jit_compile="auto"` mean False: no message can be sent from inside a program of XLA."""
-    trainer = keras_api.trainer_class_of_keras_3()
-    if trainer is None or getattr(trainer._resolve_auto_jit_compile, "hvdx_servers", False):
-        return
-    original = trainer._resolve_auto_jit_compile
-
-    @functools.wraps(original)
+def _off_with_servers(original: Any) -> Any:
     def resolve(self: Any) -> bool:
         return _hooked(getattr(self, "optimizer", None)) is None and bool(original(self))
 
-    resolve.hvdx_servers = True  # type: ignore[attr-defined]
-    trainer._resolve_auto_jit_compile = resolve
+    return resolve
