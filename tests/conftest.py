@@ -85,3 +85,15 @@ def keras(request: pytest.FixtureRequest, world: Any) -> Any:
     module = load_keras(request.param)
     module.utils.set_random_seed(1)
     return module
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two hosts with ssh between them, which are gone afterwards."""
+    from tests.launch.two_hosts import missing, two_hosts
+
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
+        yield made

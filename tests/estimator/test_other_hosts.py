@@ -7,14 +7,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
-from tests.launch.two_hosts import PORT, TwoHosts, missing, two_hosts
+from tests.launch.two_hosts import PORT, TwoHosts
 from tests.support.jobs import ROOT, processes_with
 
 PROGRAM = str(Path(__file__).with_name("fault_program.py"))
@@ -23,15 +21,6 @@ HIDE = """
 if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 0 ]; then exec "$@"; fi
 exec unshare --mount sh -c 'mount -t tmpfs none "$0" && exec "$@"' FOLDER "$@"
 """
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
-        yield made
 
 
 def run(hosts: TwoHosts, folder: Path, where: str, scene: str) -> tuple[int, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from hvdx.launch.plan import server_ranks
 from hvdx.launch.rank import member_of, without_mpi
 from tests.launch.conftest import Launches
 from tests.launch.test_two_hosts import by_ssh, start
-from tests.launch.two_hosts import TwoHosts, missing, two_hosts
+from tests.launch.two_hosts import TwoHosts
 
 # What a strategy does, without its work: servers stay until all workers have left. The argument says who misbehaves.
 PROGRAM = """
@@ -206,15 +205,6 @@ def test_marks_of_mpi_are_hidden_and_settings_kept() -> None:
     marks = {"OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "PRTE_X": "1"}
     kept = {"OMPI_MCA_btl": "^ofi", "PATH": "/bin", "OMP_NUM_THREADS": "2"}
     assert without_mpi(marks | kept, "server", 1) == {**kept, "HVDX_ROLE": "server", "HVDX_INDEX": "1"}
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
-        yield made
 
 
 def test_on_two_hosts_each_has_a_server_and_all_reach_them(any_mpi: Launches, hosts: TwoHosts) -> None:

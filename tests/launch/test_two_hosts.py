@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.launch.conftest import HVDXRUN, Launches, Result
 from tests.launch.test_runs import DEATH
-from tests.launch.two_hosts import NETWORK, PORT, TwoHosts, missing, two_hosts
+from tests.launch.two_hosts import NETWORK, PORT, TwoHosts
 
 WHERE = """
 import os, socket
@@ -19,15 +18,6 @@ from mpi4py import MPI
 c = MPI.COMM_WORLD
 print(socket.gethostname(), "sum", c.allreduce(c.rank + 1), os.environ.get("TF_MINE"), os.environ["HVDX_EXPECTED_SIZE"])
 """
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
-        yield made
 
 
 def start(launches: Launches, hosts: TwoHosts, *arguments: str, **variables: str) -> Result:
