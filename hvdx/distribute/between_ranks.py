@@ -80,15 +80,6 @@ def gather(value: Any, axis: int) -> Any:
     return tf.transpose(allgather(tf.transpose(tensor, order)), back)
 
 
-def input_context(replicas: int | None = None) -> Any:
-    """Return which part of the input is this rank's.
-
-    Args:
-        replicas: how many there are on all ranks together; one a rank where it is None.
-    """
-    return tf.distribute.InputContext(world.size(), world.rank(), world.size() if replicas is None else replicas)
-
-
 def shards_of(options: Any, what: str) -> None:
     """Check the options of a distributed dataset.
 

@@ -78,18 +78,10 @@ def _stock_multi_worker(communicator: str, bytes_per_pack: int | None) -> Any:
 def _described(strategy: Any, mode: str, within: str = "") -> Any:
     """Give a strategy of TensorFlow's the method `describe`."""
 
-    def description(self: Any) -> Description:
-        extended = self.extended
-        return Description(
-            mode,
-            self.num_replicas_in_sync,
-            f"{world.size()} (this is rank {world.rank()})" if world.is_initialized() else "1",
-            tuple(device.rpartition("/device:")[2] for device in extended.worker_devices),
-            within or "TensorFlow",
-            "stock TensorFlow",
-        )
+    def describe(self: Any) -> str:
+        return str(Description.of(self, mode, within or "TensorFlow", "stock TensorFlow"))
 
-    strategy.describe = types.MethodType(lambda self: str(description(self)), strategy)
+    strategy.describe = types.MethodType(describe, strategy)
     return strategy
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hvdx import world
-from hvdx.version import __version__
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,6 @@ class Description:
         devices: where this process's replicas live.
         transport: how gradients move.
         made_by: whose classes do it.
-        more: further lines.
     """
 
     mode: str
@@ -29,33 +27,20 @@ class Description:
     devices: tuple[str, ...]
     transport: str
     made_by: str
-    more: tuple[str, ...] = ()
 
     @classmethod
-    def of_this_world(
-        cls, mode: str, devices: Sequence[str], stock: bool, within: str = "", more: Sequence[str] = ()
-    ) -> Description:
-        """Return the description of a strategy whose replicas are this world's ranks and their devices.
+    def of(cls, strategy: Any, mode: str, transport: str, made_by: str) -> Description:
+        """Return the description of a strategy.
 
         Args:
-            mode: the mode.
-            devices: this rank's.
-            stock: whether TensorFlow's own strategy does it.
-            within: how values move between devices of one rank.
-            more: further lines.
+            strategy: a `tf.distribute.Strategy`.
+            mode: its mode.
+            transport: how gradients move.
+            made_by: whose classes do it.
         """
-        short = tuple(device.rpartition("/device:")[2] or device for device in devices)
-        between = f"{world.communicator().name} between ranks" if world.size() > 1 else ""
-        transport = ", ".join(part for part in (within, between) if part) or "none: one replica"
-        return cls(
-            mode,
-            world.size() * len(short),
-            f"{world.size()} (this is rank {world.rank()})",
-            short,
-            transport,
-            "stock TensorFlow" if stock else f"hvdx {__version__}",
-            tuple(more),
-        )
+        ranks = f"{world.size()} (this is rank {world.rank()})" if world.is_initialized() else "1"
+        devices = tuple(device.rpartition("/device:")[2] or device for device in strategy.extended.worker_devices)
+        return cls(mode, strategy.num_replicas_in_sync, ranks, devices, transport, made_by)
 
     def __str__(self) -> str:
         rows = [
@@ -65,5 +50,4 @@ class Description:
             ("gradients move by", self.transport),
             ("strategy made by", self.made_by),
         ]
-        lines = [f"strategy {self.mode}", *(f"  {name}: {value}" for name, value in rows)]
-        return "\n".join([*lines, *(f"  {line}" for line in self.more)])
+        return "\n".join([f"strategy {self.mode}", *(f"  {name}: {value}" for name, value in rows)])

@@ -18,10 +18,10 @@ from tensorflow.python.distribute.values import DistributedValues, PerReplica
 
 from hvdx import world
 from hvdx.comm.reduce_op import ReduceOp
+from hvdx.data.input_context import input_context
 from hvdx.distribute.between_ranks import (
     broadcast_new,
     gather,
-    input_context,
     own,
     reduce_values,
     shards_of,
@@ -30,6 +30,7 @@ from hvdx.distribute.between_ranks import (
 from hvdx.distribute.description import Description
 from hvdx.training.optimizer import DistributedOptimizer
 from hvdx.training.under_strategy import are_in_hand, is_building
+from hvdx.version import __version__
 
 
 class MultiWorkerStrategy(tf.distribute.Strategy):
@@ -54,7 +55,8 @@ class MultiWorkerStrategy(tf.distribute.Strategy):
     @property
     def description(self) -> Description:
         """The same in parts."""
-        return Description.of_this_world("multi_worker", self.extended.worker_devices, stock=False)
+        transport = f"{world.communicator().name} between ranks" if world.size() > 1 else "none: one replica"
+        return Description.of(self, "multi_worker", transport, f"hvdx {__version__}")
 
 
 class MultiWorkerExtended(OneDeviceExtended):

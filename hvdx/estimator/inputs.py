@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdx import world
+from hvdx.data.input_context import input_context
 from hvdx.errors import ConfigurationError
 
 v1 = tf.compat.v1
@@ -25,17 +26,6 @@ def asking_like(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], 
         return call
 
     return decorate
-
-
-def input_context() -> Any:
-    """Return the `tf.distribute.InputContext` of this rank: one input pipeline a rank.
-
-    An `input_fn(input_context)` shards with it before it shuffles:
-    `dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id).shuffle(...)`.
-    """
-    return tf.distribute.InputContext(
-        num_input_pipelines=world.size(), input_pipeline_id=world.rank(), num_replicas_in_sync=world.size()
-    )
 
 
 def shard_input_fn(input_fn: Callable[..., Any]) -> Callable[..., Any]:
