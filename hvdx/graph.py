@@ -1,4 +1,4 @@
-"""Walking a v1 graph backwards: what must run before something can be computed."""
+"""v1 graphs: whether operations go to one, and what must run before something in it can be computed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
+
+
+def in_bare_graph() -> bool:
+    """Return whether operations go to a v1 graph that is not that of a function, where nothing orders them."""
+    return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph()._add_control_dependencies
 
 
 def operations_behind(outputs: Iterable[Any], fed: Iterable[Any] = ()) -> Iterator[Any]:

@@ -102,8 +102,8 @@ class Agreement:
                 while True:
                     self.turns.begin(place, self._is_over, limit)
                     self._check_alive()
-                    waiting, number = self._wait(signature, limit)
-                    headers = self._exchange(header(signature, number, *extra, place=place), waiting)
+                    waiting = self._wait(signature, limit)
+                    headers = self._exchange(header(signature, waiting.sequence, *extra, place=place), waiting)
                     if agrees(headers):
                         break
                     if not (unordered(headers) and self.turns.choose(self._tell_places(signature, limit), limit)):
@@ -121,15 +121,15 @@ class Agreement:
         if self._is_over():
             raise type(self.error)(f"A collective has failed before, so no other can run: {self.error}")  # type: ignore[misc]
 
-    def _wait(self, signature: Signature, limit: float) -> tuple[Waiting, int]:
-        """Return one more wait, and its number."""
+    def _wait(self, signature: Signature, limit: float) -> Waiting:
+        """Return one more wait, which has the next number."""
         self._sequence += 1
-        return Waiting(signature, limit, self._last, self._last_time, self._sequence), self._sequence
+        return Waiting(signature, limit, self._last, self._last_time, self._sequence)
 
     def _tell_places(self, signature: Signature, limit: float) -> Callable[[list[int], bool], tuple[np.ndarray, bool]]:
         def tell(mine: list[int], late: bool) -> tuple[np.ndarray, bool]:
-            waiting, number = self._wait(signature, limit)
-            rows = self._exchange(header(_TOO_LATE if late else _CHOICE, number, *mine), waiting)
+            waiting = self._wait(signature, limit)
+            rows = self._exchange(header(_TOO_LATE if late else _CHOICE, waiting.sequence, *mine), waiting)
             return places(rows), bool((rows[:, 0] != _CHOICE.digest).any())
 
         return tell

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdx.graph import operations_behind
+from hvdx.graph import in_bare_graph, operations_behind
 
 
 @dataclass
@@ -73,11 +73,9 @@ def in_order(
         among: which operations are tied to each other. What changes a variable must not be tied to what only reads.
         about: what they do, in words: the first with these words is at the same place on every rank, and so on.
     """
-    if tf.executing_eagerly():
+    if not in_bare_graph():
         return build()
     graph = tf.compat.v1.get_default_graph()
-    if graph._add_control_dependencies:  # of a tf.function
-        return build()
     chain: Chain | None = getattr(_state, "chain", None)
     if chain is None:
         chain = _chain_of(tensors, among)
@@ -129,9 +127,9 @@ def _number_of(graph: Any, about: str) -> int:
 
 def _chain_of(tensors: Sequence[Any], among: str = "collectives") -> Chain:
     """Return the chain of the collectives that need the same inputs as these tensors."""
-    graph = tf.compat.v1.get_default_graph()
-    if tf.executing_eagerly() or graph._add_control_dependencies:
+    if not in_bare_graph():
         return Chain()
+    graph = tf.compat.v1.get_default_graph()
     if not hasattr(graph, "_hvdx_chains"):
         graph._hvdx_chains = {}  # with the graph it goes
     chains: dict[tuple[str, frozenset[str]], Chain] = graph._hvdx_chains

@@ -29,6 +29,11 @@ _MISSING = re.compile(r"\[none for (.*?)(?:\] |$)")
 _COUNTER = re.compile(r"_\d+(?=/|$|:)")
 
 
+def without_counters(name: str) -> str:
+    """Return a name without the numbers that depend on what else a process has built ("dense_3")."""
+    return _COUNTER.sub("", name)
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """Name, shape and dtype of one tensor in a collective. A dimension of -1 may differ between ranks."""
@@ -65,8 +70,8 @@ class Signature:
     def __post_init__(self) -> None:
         # Names carry counters that depend on what else a rank has built ("dense_3"); they do not count as different.
         parts = [self.kind, self.what, self.detail]
-        parts += [f"no {place}|{_COUNTER.sub('', name)}" for place, name in self.missing]
-        parts += [f"{_COUNTER.sub('', spec.name)}|{spec.shape}|{spec.dtype}" for spec in self.tensors]
+        parts += [f"no {place}|{without_counters(name)}" for place, name in self.missing]
+        parts += [f"{without_counters(spec.name)}|{spec.shape}|{spec.dtype}" for spec in self.tensors]
         raw = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).digest()
         object.__setattr__(self, "digest", int.from_bytes(raw, "little", signed=True))
 

@@ -8,11 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 
-def in_bare_graph() -> bool:
-    """Return whether operations go to a v1 graph that is not that of a function, where nothing orders them."""
-    return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph()._add_control_dependencies
-
-
 def in_program_order(update: Callable[[], Any]) -> Any:
     """Return the operation that does in a v1 graph what `update` does, one line after the other.
 

@@ -15,9 +15,10 @@ import tensorflow as tf
 
 from hvdx import world
 from hvdx.errors import OptimizerError
+from hvdx.graph import in_bare_graph
 from hvdx.ops.xla import refuse_inside_xla
 from hvdx.training.accumulation import accumulation_of, update_where
-from hvdx.training.graphs import in_bare_graph, in_program_order
+from hvdx.training.graphs import in_program_order
 from hvdx.training.reducer import GradientReducer
 from hvdx.training.under_strategy import gradients_in_hand, op_of_gradients
 
@@ -36,8 +37,8 @@ class DistributedHook:
     def _hvdx_reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         refuse_inside_xla()
         self.__dict__["hvdx_reductions"] = self._hvdx_reductions + 1
-        reducer = self.hvdx_reducer
-        return replace(reducer, op=op_of_gradients(reducer.op)).reduce(gradients, variables)
+        reducer, op = self.hvdx_reducer, op_of_gradients(self.hvdx_reducer.op)
+        return (reducer if op is reducer.op else replace(reducer, op=op)).reduce(gradients, variables)
 
     def _hvdx_global(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Return the reduced gradients; with accumulation, their mean where this pass ends an update, else zeros."""

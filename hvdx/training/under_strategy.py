@@ -32,15 +32,9 @@ def op_of_gradients(op: ReduceOp) -> ReduceOp:
     return ReduceOp.SUM if op is ReduceOp.AVERAGE and current() is not None else op
 
 
-@contextlib.contextmanager
-def gradients_in_hand() -> Iterator[None]:
+def gradients_in_hand() -> contextlib.AbstractContextManager[None]:
     """Keep the strategy from reducing inside the block: hvdx's hook of the optimizer does it, or has."""
-    before = are_in_hand()
-    _state.in_hand = True
-    try:
-        yield
-    finally:
-        _state.in_hand = before
+    return _noted("in_hand")
 
 
 def are_in_hand() -> bool:
@@ -48,16 +42,21 @@ def are_in_hand() -> bool:
     return bool(getattr(_state, "in_hand", False))
 
 
-@contextlib.contextmanager
-def building() -> Iterator[None]:
+def building() -> contextlib.AbstractContextManager[None]:
     """Note that Keras builds a model from one batch inside the block."""
-    _state.building = True
-    try:
-        yield
-    finally:
-        _state.building = False
+    return _noted("building")
 
 
 def is_building() -> bool:
     """Return whether Keras builds a model in this thread."""
     return bool(getattr(_state, "building", False))
+
+
+@contextlib.contextmanager
+def _noted(name: str) -> Iterator[None]:
+    before = getattr(_state, name, False)
+    setattr(_state, name, True)
+    try:
+        yield
+    finally:
+        setattr(_state, name, before)

@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from hvdx.comm.signature import _COUNTER
+from hvdx.comm.signature import without_counters
 from hvdx.errors import ConfigurationError, MissingDependencyError
 
 try:
@@ -138,11 +138,6 @@ def keys(names: Iterable[str]) -> list[str]:
         seen[plain] = seen.get(plain, 0) + 1
         result.append(plain if seen[plain] == 1 else f"{plain}#{seen[plain]}")
     return result
-
-
-def without_counters(name: str) -> str:
-    """Return a name without what tells apart how many things of that name a process has made ("dense_3/kernel")."""
-    return _COUNTER.sub("", name)
 
 
 def place(
