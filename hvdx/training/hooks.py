@@ -14,13 +14,14 @@ from typing import Any
 import tensorflow as tf
 
 from hvdx import world
-from hvdx.errors import OptimizerError
+from hvdx.comm.reduce_op import ReduceOp
+from hvdx.errors import OptimizerError, UnsupportedError
 from hvdx.graph import in_bare_graph
 from hvdx.ops.xla import refuse_inside_xla
 from hvdx.training.accumulation import accumulation_of, update_where
 from hvdx.training.graphs import in_program_order
 from hvdx.training.reducer import GradientReducer
-from hvdx.training.under_strategy import gradients_in_hand, op_of_gradients
+from hvdx.training.under_strategy import gradients_in_hand, op_of_gradients, reduces_by_itself
 
 
 class DistributedHook:
@@ -28,6 +29,24 @@ class DistributedHook:
 
     hvdx_reducer: GradientReducer
     hvdx_passes: int = 1  # of which hvdx makes one update; Keras 3 accumulates by itself
+
+    def _hvdx_hands_over(self) -> bool:
+        """Return whether a strategy reduces the gradients of this replica, so that no hook must.
+
+        Raises:
+            UnsupportedError: it does not do what this optimizer was wrapped for.
+        """
+        if not reduces_by_itself():
+            return False
+        asked = "" if self.hvdx_reducer.op in (ReduceOp.AVERAGE, ReduceOp.SUM) else f"op={self.hvdx_reducer.op.name}"
+        asked = f"backward_passes_per_step={self.hvdx_passes}" if self.hvdx_passes > 1 else asked
+        if asked:
+            raise UnsupportedError(
+                f"The strategy of this replica sums up the gradients of its devices before {type(self).__name__} sees "
+                f"them, once a pass. Received: {asked}, which needs one device a rank: use "
+                'strategy("multi_worker"), or none.'
+            )
+        return True
 
     @property
     def _hvdx_reductions(self) -> int:
@@ -126,6 +145,8 @@ class Keras3Hook(_Copied, DistributedHook):
     """`_clip_gradients` of Keras 3: called once an update, on the averaged accumulation of all micro-batches."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        if self._hvdx_hands_over():
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
         grads = list(grads)
         known = trainable_variables if trainable_variables is not None else self.__dict__["_trainable_variables"]
         if len(grads) != len(known := list(known)):
@@ -146,6 +167,8 @@ class Keras3Hook(_Copied, DistributedHook):
         return not steps or not tf.executing_eagerly() or int(self._iterations) % steps == 0  # type: ignore[attr-defined]
 
     def _clip_gradients(self, grads: Any) -> Any:
+        if self._hvdx_hands_over():
+            return super()._clip_gradients(grads)  # type: ignore[misc]
         return super()._clip_gradients(self._hvdx_reduce_filtered(list(grads)))  # type: ignore[misc]
 
     def _hvdx_reduce_filtered(self, grads: list[Any]) -> list[Any]:
@@ -166,6 +189,8 @@ class MultiHook(_Copied, DistributedHook):
     """
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        if self._hvdx_hands_over():
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
         grads = list(grads)
         known = trainable_variables if trainable_variables is not None else self.__dict__["_trainable_variables"]
         if len(grads) == len(known := list(known)) > 0:
@@ -180,6 +205,9 @@ class Keras2Hook(DistributedHook):
     def apply_gradients(
         self, grads_and_vars: Any, name: Any = None, skip_gradients_aggregation: bool = False, **kwargs: Any
     ) -> Any:
+        if self._hvdx_hands_over():
+            given = {"skip_gradients_aggregation": skip_gradients_aggregation, **kwargs}
+            return super().apply_gradients(grads_and_vars, name, **given)  # type: ignore[misc]
         pairs = self._hvdx_filled(list(grads_and_vars))
         skips = skip_gradients_aggregation or not kwargs.get("experimental_aggregate_gradients", True)
         if not skips and self._hvdx_has_nothing(pairs):
@@ -207,6 +235,8 @@ class Keras2Hook(DistributedHook):
         return self._hvdx_apply((lambda: in_program_order(update)) if in_bare_graph() else update)
 
     def aggregate_gradients(self, grads_and_vars: Any) -> Any:
+        if self._hvdx_hands_over():
+            return super().aggregate_gradients(grads_and_vars)  # type: ignore[misc]
         return self._hvdx_reduce_pairs(list(super().aggregate_gradients(grads_and_vars) or []))  # type: ignore[misc]
 
 
@@ -216,6 +246,8 @@ class LegacyHook(DistributedHook):
     def apply_gradients(
         self, grads_and_vars: Any, name: Any = None, experimental_aggregate_gradients: bool = True
     ) -> Any:
+        if self._hvdx_hands_over():
+            return super().apply_gradients(grads_and_vars, name, experimental_aggregate_gradients)  # type: ignore[misc]
         pairs = self._hvdx_filled(list(grads_and_vars))
         reduces = experimental_aggregate_gradients
         if reduces and self._hvdx_has_nothing(pairs):
@@ -240,4 +272,6 @@ class LegacyHook(DistributedHook):
         return self._hvdx_apply(lambda: apply(reduced, name, False))
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
+        if self._hvdx_hands_over():
+            return super()._aggregate_gradients(grads_and_vars)  # type: ignore[misc]
         return self._hvdx_reduce_pairs(list(super()._aggregate_gradients(grads_and_vars)))  # type: ignore[misc]

@@ -16,6 +16,7 @@ import tensorflow as tf
 from hvdx import keras_api, world
 from hvdx.comm.communicator import Label
 from hvdx.comm.reduce_op import ReduceOp
+from hvdx.training.under_strategy import reduces_by_itself
 from hvdx.training.xla import is_distributed
 
 
@@ -29,7 +30,7 @@ def adapt_loss_scaling() -> None:
 def _global_finite_test(original: Any) -> Any:
     def check_finite(self: Any, grads: Any) -> Any:
         finite = original(self, grads)
-        if not is_distributed(self) or world.size() == 1:
+        if not is_distributed(self) or world.size() == 1 or reduces_by_itself():
             return finite
         label = Label("overflow tests of loss scaling", ("all gradients finite",))
         [everywhere] = world.communicator().grouped_allreduce([tf.cast(finite, tf.int32)], ReduceOp.MIN, label, 0)
@@ -43,7 +44,7 @@ def _keeping_missing_gradients(original: Any) -> Any:
     parameters = inspect.signature(original)
 
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_distributed(self):
+        if not is_distributed(self) or reduces_by_itself():
             return original(self, grads_and_vars, *args, **kwargs)
         given = parameters.bind(self, grads_and_vars, *args, **kwargs).arguments
         given = {**given, **given.get("kwargs", {})}

@@ -27,6 +27,14 @@ def current() -> Any:
     return context.strategy if context is not None and is_of_hvdx(context.strategy) else None
 
 
+def reduces_by_itself() -> bool:
+    """Return whether this is a replica of a strategy that reduces the gradients where an optimizer's `apply` begins.
+
+    It does so over several devices too, of which hvdx's hooks in an optimizer know nothing: they leave it to it.
+    """
+    return bool(getattr(current(), "hvdx_reduces", False))
+
+
 def op_of_gradients(op: ReduceOp) -> ReduceOp:
     """Return how gradients are reduced here: under a strategy losses are divided by the number of replicas before."""
     return ReduceOp.SUM if op is ReduceOp.AVERAGE and current() is not None else op

@@ -1,0 +1,220 @@
+"""Several devices in one process, and several such processes: MirroredStrategy, right under Keras 3 as well.
+
+Under Keras 3 the gradients are reduced where the outermost optimizer's `apply` begins; from there on each replica
+updates its own components of the variables, with the same numbers. So conditions (accumulation, averages of weights,
+the finite test of loss scaling) are as legal in a replica as in a program without a strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import cross_device_ops, distribute_lib, distribute_utils, input_util
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended as _Extended
+from tensorflow.python.distribute.values import DistributedValues, MirroredVariable
+
+from hvdx import keras_api, world
+from hvdx.distribute.adopt import adapt_keras_3
+from hvdx.distribute.between_ranks import broadcast_new, own, shards_of
+from hvdx.distribute.cross_device import CrossDeviceOps
+from hvdx.distribute.description import Description
+from hvdx.distribute.mirrored_update import update_in_replica
+from hvdx.training.under_strategy import are_in_hand, is_building
+from hvdx.version import __version__
+
+
+class MirroredStrategy(tf.distribute.MirroredStrategy):
+    """One replica a device; each rank of the world has the same number of them, and all train together.
+
+    Args:
+        devices: this rank's devices.
+        algorithm: how values move between them; see `CrossDeviceOps`.
+        bytes_per_pack: largest fusion buffer; HVDX_FUSION_THRESHOLD where it is None.
+
+    The global batch is what a dataset's batch is: it is cut among the ranks, and in each among the devices.
+    """
+
+    hvdx_strategy = True
+    hvdx_reduces = True
+
+    def __init__(self, devices: Sequence[str], algorithm: str = "auto", bytes_per_pack: int | None = None) -> None:
+        ops = CrossDeviceOps(algorithm, bytes_per_pack)
+        # Past the constructor of MirroredStrategy, which makes an extended strategy of its own.
+        tf.distribute.Strategy.__init__(self, MirroredExtended(self, devices, ops))
+        ops.algorithm_on(self.extended.worker_devices)
+
+    def describe(self) -> str:
+        """Return which ranks, devices and transport this strategy has resolved to."""
+        return str(self.description)
+
+    @property
+    def description(self) -> Description:
+        """The same in parts."""
+        devices = self.extended.worker_devices
+        ways = []
+        if len(devices) > 1:
+            ways.append(f"{self.extended.hvdx_ops.algorithm_on(devices)} between {len(devices)} devices")
+        if world.size() > 1:
+            ways.append(f"{world.communicator().name} between ranks")
+        return Description.of(self, "mirrored", ", ".join(ways) or "none: one replica", f"hvdx {__version__}")
+
+
+class MirroredExtended(_Extended):
+    """What of TensorFlow's mirrored strategy is different."""
+
+    def __init__(self, strategy: Any, devices: Sequence[str], ops: CrossDeviceOps) -> None:
+        super().__init__(strategy, devices=list(devices), cross_device_ops=ops)
+        self.hvdx_ops = ops
+
+    # -- updates ---------------------------------------------------------------------------------------------------
+
+    def hvdx_update(self, update: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any) -> Any:
+        """Make an optimizer's update in a replica with gradients that are reduced first."""
+        return update_in_replica(self, update, optimizer, gradients, variables)
+
+    def _scope(self, strategy: Any) -> Any:
+        adapt_keras_3()  # once more: it may have been imported after the strategy was made
+        return super()._scope(strategy)
+
+    def _use_merge_call(self) -> bool:
+        return not are_in_hand()
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if are_in_hand():  # Keras 3 asks again after it has clipped
+            return value
+        return super()._replica_ctx_all_reduce(reduce_op, value, options)
+
+    # -- who takes part --------------------------------------------------------------------------------------------
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return len(self._devices) * world.size()
+
+    def _in_multi_worker_mode(self) -> bool:
+        return world.size() > 1
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return world.size() > 1
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return world.rank() == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        return world.rank() == 0
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
+        return replica_id_in_sync_group - world.rank() * len(self._devices)
+
+    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
+        return replica_id + world.rank() * len(self._devices)
+
+    # -- variables -------------------------------------------------------------------------------------------------
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        variable = super()._create_variable(next_creator, **kwargs)
+        if type(variable) is MirroredVariable:
+            seed = keras_api.index_of_seed(str(kwargs.get("name") or ""))
+            variable.__class__ = _Variable if seed is None else _OwnVariable
+            _start(variable, seed, kwargs)
+        return variable
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def _get_cross_device_ops(self, value: Any) -> CrossDeviceOps:
+        return self.hvdx_ops
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        parts = tf.nest.flatten(value)
+        if is_building():  # Keras 3 asks for the mean of a batch to see its shapes; the replicas' may differ
+            return tf.nest.pack_sequence_as(value, [own(part) for part in parts])
+        results = [self._reduced(reduce_op, part, destinations) for part in parts]
+        return tf.nest.pack_sequence_as(value, results)
+
+    def _reduced(self, reduce_op: Any, value: Any, destinations: Any) -> Any:
+        mean = reduce_op is tf.distribute.ReduceOp.MEAN
+        if distribute_utils.is_mirrored(value) and mean:
+            return value
+        # What is no replica's is a rank's; TensorFlow counts batches so.
+        is_of_rank = world.size() > 1 and tf.is_tensor(value)
+        if not isinstance(value, DistributedValues) and not is_of_rank:
+            return cross_device_ops.reduce_non_distributed_value(
+                reduce_op, value, destinations, self._num_replicas_in_sync
+            )
+        return self.hvdx_ops.reduce(reduce_op, value, destinations)
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Sequence[Any], options: Any) -> Any:
+        return self.hvdx_ops.batch_reduce(reduce_op, value_destination_pairs)
+
+    # -- input -----------------------------------------------------------------------------------------------------
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        shards_of(options, "experimental_distribute_dataset")
+        return input_util.get_distributed_dataset(
+            dataset,
+            self._input_workers_with_options(options),
+            self._container_strategy(),
+            num_replicas_in_sync=self._num_replicas_in_sync,
+            input_context=self._input_context() if world.size() > 1 else None,
+            options=options,
+        )
+
+    def _distribute_datasets_from_function(self, dataset_fn: Callable[..., Any], options: Any) -> Any:
+        shards_of(options, "distribute_datasets_from_function")
+        return input_util.get_distributed_datasets_from_function(
+            dataset_fn,
+            self._input_workers_with_options(options),
+            [self._input_context()],
+            self._container_strategy(),
+            options=options,
+        )
+
+    def _input_context(self) -> Any:
+        return tf.distribute.InputContext(world.size(), world.rank(), self._num_replicas_in_sync)
+
+    def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
+        total = self._num_replicas_in_sync
+        numbers = [self._get_replica_id_in_sync_group(local) for local in range(len(self._devices))]
+        values = [value_fn(distribute_lib.ValueContext(number, total)) for number in numbers]
+        return distribute_utils.regroup(values, always_wrap=True)
+
+
+class _Variable(MirroredVariable):
+    """A mirrored variable whose parts are changed one by one in an update that all replicas make alike."""
+
+    def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        if are_in_hand():
+            return update_fn(self._get_on_device_or_primary(), value, **kwargs)
+        return super()._update_replica(update_fn, value, **kwargs)
+
+
+class _OwnVariable(MirroredVariable):
+    """The state of a source of random numbers, which each replica has of its own."""
+
+    def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        return update_fn(self._get_on_device_or_primary(), value, **kwargs)
+
+
+def _start(variable: Any, seed: int | None, given: Any) -> None:
+    """Give a new variable rank 0's value on all devices of all ranks; collective. A seed differs by rank and device.
+
+    Args:
+        variable: the new one.
+        seed: which of its numbers is a seed, if one is.
+        given: what it was created with.
+    """
+    if not tf.executing_eagerly() or variable.dtype in (tf.string, tf.resource):
+        return
+    first, *others = variable.values
+    broadcast_new(first, given)
+    if seed is None and world.size() == 1:
+        return  # TensorFlow has copied it
+    for number, other in enumerate(others, 1):
+        value = first.numpy()
+        if seed is not None:
+            value[seed] = keras_api.seed_of_rank(int(value[seed]), number * world.size())
+        other.assign(value)
