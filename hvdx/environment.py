@@ -95,9 +95,9 @@ def check_threshold(threshold: Any) -> None:
 
 COMM = Variable(
     "HVDX_COMM",
-    _one_of("auto", "single", "mpi", "horovod", "tensorflow"),
+    _one_of("auto", "single", "mpi", "horovod", "tensorflow", "servers"),
     "auto",
-    "communicator: auto, single, mpi, horovod or tensorflow",
+    "communicator: auto, single, mpi, horovod, tensorflow, or servers in a job with parameter servers",
 )
 FUSION_THRESHOLD = Variable(
     "HVDX_FUSION_THRESHOLD", _to_bytes, 128 * 1024 * 1024,

@@ -14,7 +14,7 @@ from hvdx.comm.launchers import by_horovodrun, detect
 from hvdx.errors import ConfigurationError, WorldError
 from hvdx.logs import log
 
-NAMES = ("single", "mpi", "horovod", "tensorflow")
+NAMES = ("single", "mpi", "horovod", "tensorflow", "servers")
 
 
 def create(comm: Any = None) -> Communicator:
@@ -56,6 +56,8 @@ def create(comm: Any = None) -> Communicator:
 
 def automatic(environ: Mapping[str, str]) -> str:
     """Return the name of the communicator that fits the launcher and the devices."""
+    if has_servers(environ):
+        return "servers"
     controller = by_horovodrun(environ)
     # over Gloo there is nothing else; over MPI, the mpi communicator does as well where Horovod is missing
     if controller == "gloo" or (controller == "mpi" and importlib.util.find_spec("horovod") is not None):
@@ -68,7 +70,22 @@ def automatic(environ: Mapping[str, str]) -> str:
     return "mpi"
 
 
+def has_servers(environ: Mapping[str, str]) -> bool:
+    """Return whether the launcher, or BytePS's variables, say that this process is in a job with parameter servers."""
+    if environment.ROLE.read(environ) is not None:
+        return True
+    return bool(environ.get("DMLC_ROLE")) and environ.get("DMLC_NUM_SERVER", "0") != "0"
+
+
 def _make(name: str) -> Communicator:
+    if name == "servers":
+        from hvdx.distribute.server_job import join
+
+        # Met before the communicator is imported: a server ends here.
+        job = join()
+        from hvdx.comm.servers import ServersCommunicator
+
+        return ServersCommunicator(job)
     if name == "mpi":
         return _make_mpi()
     if name == "horovod":
@@ -114,8 +131,10 @@ def check_size(communicator: Communicator, environ: Mapping[str, str], size: int
         log.warning("%s: this process trains alone, as HVDX_COMM or init(comm=) asked.", facts)
         return
     cause = (
-        "The usual cause is a launcher of one MPI with the library of another: start the program with the launcher "
-        "that belongs to the installed MPI, most simply `hvdxrun`; `hvdx doctor` shows both."
+        "In a job with parameter servers the workers meet through them: leave the choice to hvdx (HVDX_COMM=auto)."
+        if has_servers(environ)
+        else "The usual cause is a launcher of one MPI with the library of another: start the program with the "
+        "launcher that belongs to the installed MPI, most simply `hvdxrun`; `hvdx doctor` shows both."
     )
     raise WorldError(f"{facts}. {cause}")
 

@@ -1,9 +1,9 @@
 """Optimizers that are used under a strategy of hvdx become distributed by themselves.
 
 Keras 3 asks a strategy to reduce after it has clipped. So the classes' `apply` is adapted, once, when the first
-strategy is made: in a replica of hvdx's an optimizer is wrapped in place before its first update, as
-`hvd.DistributedOptimizer` does it; anywhere else `apply` is what it was. tf_keras and Keras 2 ask before they clip, and
-need nothing.
+strategy is made. In a replica of a strategy that reduces by itself, the outermost `apply` begins with that. In one of
+another strategy of hvdx's, an optimizer is wrapped in place before its first update, as `hvd.DistributedOptimizer` does
+it. Anywhere else `apply` is what it was. tf_keras and Keras 2 ask before they clip, and need nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from hvdx import keras_api
 from hvdx.training.loss_scale import adapt_loss_scaling
-from hvdx.training.under_strategy import are_in_hand, building, current
+from hvdx.training.under_strategy import are_in_hand, building, current, reduces_by_itself
 from hvdx.training.xla import is_distributed, switch_auto_off
 
 
@@ -28,12 +28,38 @@ def adapt_keras_3() -> None:
 def _adopting(original: Any) -> Any:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         strategy = current()
-        if strategy is None or is_distributed(self) or are_in_hand():
+        if strategy is None or are_in_hand():
+            return original(self, grads, trainable_variables)
+        if reduces_by_itself():
+            return strategy.extended.hvdx_update(original, self, grads, trainable_variables)
+        if is_distributed(self) or is_served(self):
             return original(self, grads, trainable_variables)
         strategy.extended.hvdx_adopt(self)
         return self.apply(grads, trainable_variables)
 
     return apply
+
+
+def adapt_keras_2() -> None:
+    """Adapt the optimizers of tf_keras and Keras 2, where they have been imported, for strategies with servers."""
+    for cls in keras_api.classes_with_apply_gradients_of_keras_2():
+        keras_api.change_method(cls, "apply_gradients", _served)
+
+
+def is_served(optimizer: Any) -> bool:
+    """Return whether parameter servers make the updates of an optimizer, or of the one inside."""
+    return hasattr(type(keras_api.inner_optimizer(optimizer)), "hvdx_client")
+
+
+def _served(original: Any) -> Any:
+    def apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = current()
+        if strategy is None or not getattr(strategy.extended, "hvdx_adopts_keras_2", False) or is_served(self):
+            return original(self, *args, **kwargs)
+        strategy.extended.hvdx_adopt(self)
+        return self.apply_gradients(*args, **kwargs)
+
+    return apply_gradients
 
 
 def _announced(original: Any) -> Any:

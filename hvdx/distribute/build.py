@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdx import world
-from hvdx.distribute.adopt import adapt_keras_3
+from hvdx.distribute.adopt import adapt_keras_2, adapt_keras_3
 from hvdx.distribute.cluster import Cluster, Role, resolve
 from hvdx.distribute.description import Description
 from hvdx.errors import ConfigurationError, UnsupportedError, WorldError
@@ -28,6 +28,53 @@ def multi_worker(devices: Sequence[str], communicator: str, bytes_per_pack: int 
 
     adapt_keras_3()
     return MultiWorkerStrategy(devices[0] if devices else _own_device(), bytes_per_pack)
+
+
+def parameter_server(
+    devices: Sequence[str],
+    communicator: str,
+    bytes_per_pack: int | None,
+    cluster: Any,
+    backend: str = "hvdx",
+    **options: Any,
+) -> Any:
+    """Return a worker's strategy; a server serves here, and its process ends when the workers have finished."""
+    if len(devices) > 1 or communicator != "hvdx":
+        raise ConfigurationError(
+            'strategy("parameter_server") has one device a worker, and its gradients go to servers. Received: '
+            f'devices={list(devices)}, communicator="{communicator}". TensorFlow\'s own strategy is '
+            'backend="tensorflow".'
+        )
+    found = resolve(cluster=cluster)
+    if not found.servers and found.role is Role.WORKER:
+        raise ConfigurationError(
+            f'strategy("parameter_server") needs parameter servers, but by {found.source} there are none. Start the '
+            "program with them: hvdxrun -np 2 --servers 1 python train.py"
+        )
+    job = _join_with_servers(found)
+    from hvdx.distribute.parameter_server.strategy import ParameterServerStrategy
+
+    adapt_keras_3()
+    adapt_keras_2()
+    return ParameterServerStrategy(job, devices[0] if devices else _own_device(), bytes_per_pack, **options)
+
+
+def mirrored(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
+    """Return the strategy with one replica a device, in one process or in each rank."""
+    from hvdx.distribute.mirrored_devices import devices_of_rank, stock_mirrored
+
+    found = resolve(cluster=cluster)
+    _no_servers(found, "mirrored")
+    if not communicator.startswith("hvdx"):
+        _no_ranks("mirrored", cluster)
+        made, within = stock_mirrored(devices_of_rank(devices), communicator, bytes_per_pack)
+        return _described(made, "mirrored", within)
+    _join(found)
+    from hvdx.distribute.mirrored import MirroredStrategy
+
+    adapt_keras_3()
+    algorithm = communicator.partition("-")[2] or "auto"
+    return MirroredStrategy(devices_of_rank(devices), algorithm, bytes_per_pack)
 
 
 def one_device(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
@@ -94,6 +141,24 @@ def _join(found: Cluster) -> None:
             f"communicator sees {world.size()}. Start the program with hvdxrun or mpirun, or call "
             'hvd.init(comm="tensorflow"), which works with TF_CONFIG alone.'
         )
+
+
+def _join_with_servers(found: Cluster) -> Any:
+    """Join the world through the servers, and return this worker's part in the job; a server does not return."""
+    if not world.is_initialized():
+        from hvdx.distribute.server_job import join
+
+        job = join(found)  # before the communicator is imported: a server ends here
+        from hvdx.comm.servers import ServersCommunicator
+
+        world.init(ServersCommunicator(job))
+    communicator = world.communicator()
+    if communicator.name != "servers":
+        raise ConfigurationError(
+            'strategy("parameter_server") joins the world through the servers, but it has already been joined with the '
+            f"{communicator.name} communicator. Leave HVDX_COMM and hvd.init(comm=) at auto."
+        )
+    return communicator.job  # type: ignore[attr-defined]
 
 
 def _no_servers(found: Cluster, mode: str) -> None:

@@ -9,6 +9,7 @@ from hvdx.keras_api.changing import change_method, hooked_class
 from hvdx.keras_api.families import (
     Family,
     base_names,
+    classes_with_apply_gradients_of_keras_2,
     classes_with_apply_of_keras_3,
     family,
     inner_optimizer,
@@ -56,6 +57,7 @@ __all__ = [
     "build_optimizer",
     "change_method",
     "check_optimizer_of_model",
+    "classes_with_apply_gradients_of_keras_2",
     "classes_with_apply_of_keras_3",
     "family",
     "hooked_class",

@@ -147,6 +147,14 @@ def classes_with_apply_of_keras_3() -> list[Any]:
     return [cls for cls in found if cls is not None and "apply" in vars(cls)]
 
 
+def classes_with_apply_gradients_of_keras_2() -> list[Any]:
+    """Return the base classes of optimizers of tf_keras and Keras 2, new, legacy and for loss scaling, if imported."""
+    bases = [name.rpartition(".") for name, kind in BASES.items() if kind in (Family.KERAS_2, Family.LEGACY)]
+    found = [getattr(sys.modules.get(module), name, None) for module, _, name in bases]
+    known = [cls for cls in found if cls is not None and not hasattr(cls, "apply")]  # Keras 3 has one of that name
+    return [*known, *loss_scale_classes_of_keras_2()]
+
+
 def loss_scale_classes_of_keras_2() -> list[Any]:
     """Return the LossScaleOptimizer classes, new and legacy, of tf_keras and Keras 2 where they have been imported."""
     names = ("tf_keras.src.mixed_precision.loss_scale_optimizer", "keras.src.mixed_precision.loss_scale_optimizer")

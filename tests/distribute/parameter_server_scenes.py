@@ -154,7 +154,7 @@ PUSHES = 20
 def play_counted(worker: Worker) -> None:
     """No update is lost, none is doubled, and nobody leads by more than the bound."""
     bound = 2
-    client = plain(worker, "counted", mode="asynchronous", staleness=bound)
+    client = plain(worker, "counted", updates="asynchronous", staleness=bound)
     for step in range(PUSHES):
         client.step(gradients(1.0 + worker.index))
         if worker.index and step < PUSHES // 2:
@@ -171,7 +171,7 @@ def play_counted(worker: Worker) -> None:
 
 def play_again(worker: Worker) -> None:
     """A push that comes again after a broken connection is not applied again; one that is not finite, not at all."""
-    client = plain(worker, "again", mode="asynchronous")
+    client = plain(worker, "again", updates="asynchronous")
     request = client._link.request
     kept: list[Any] = []
 
@@ -218,7 +218,7 @@ def play_continued(worker: Worker) -> dict[str, str]:
 
 def play_gathered(worker: Worker) -> None:
     """With `gather` the average of some is applied; what remains at the end is not lost."""
-    client = plain(worker, "gathered", mode="asynchronous", gather=2)
+    client = plain(worker, "gathered", updates="asynchronous", gather=2)
     for _ in range(5 + worker.index):
         client.push(gradients(2.0))
     client.barrier()
@@ -240,7 +240,7 @@ def play_converging(worker: Worker) -> dict[str, str]:
 def _converge(worker: Worker, family: Any) -> None:
     keras = family.keras
     keras.utils.set_random_seed(worker.index)
-    client = worker.client(f"converging-{family}", mode="asynchronous", staleness=4)
+    client = worker.client(f"converging-{family}", updates="asynchronous", staleness=4)
     model = keras.Sequential(
         [keras.layers.Input((4,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)]
     )
@@ -264,7 +264,7 @@ def _converge(worker: Worker, family: Any) -> None:
 
 def play_killed(worker: Worker) -> None:
     """Worker 1 dies; worker 0, which it holds back at first, finishes."""
-    client = plain(worker, "killed", mode="asynchronous", staleness=1, gather=2)
+    client = plain(worker, "killed", updates="asynchronous", staleness=1, gather=2)
     for step in range(8):
         if worker.index and step == 2:
             os.kill(os.getpid(), signal.SIGKILL)

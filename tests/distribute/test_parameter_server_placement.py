@@ -11,7 +11,7 @@ from hvdx.distribute.parameter_server.clocks import Clocks
 from hvdx.distribute.parameter_server.gradients import assembled, cut
 from hvdx.distribute.parameter_server.options import Options
 from hvdx.distribute.parameter_server.placement import Entry, Placement, keys, place
-from hvdx.distribute.parameter_server.reduction import Rows, mean, reduced, rows
+from hvdx.distribute.parameter_server.reduction import Rows, combined, reduced, rows
 from hvdx.distribute.parameter_server.states import State, joined, split
 
 UNEVEN = 1.06
@@ -157,12 +157,12 @@ def test_norms_of_parts_clip_as_the_whole_would(placed: Placement) -> None:
 def test_the_mean_is_that_of_the_dense_gradients_in_the_order_of_workers() -> None:
     one, two = rows(np.array([3, 0, 3]), np.ones((3, 2), "float32")), rows(np.array([3]), np.full((1, 2), 4, "float32"))
     np.testing.assert_array_equal(one.indices, [0, 3])
-    found = mean([one, two], (5, 2), "w", [0, 1])
+    found = combined([one, two], (5, 2), "w", [0, 1])
     np.testing.assert_array_equal(found.dense((5, 2))[:, 0], [0.5, 0, 0, 3, 0])
-    mixed = mean([one.dense((5, 2)), two], (5, 2), "w", [0, 1])
+    mixed = combined([one.dense((5, 2)), two], (5, 2), "w", [0, 1])
     np.testing.assert_array_equal(mixed, found.dense((5, 2)))
     with pytest.raises(hvd.GradientError, match=r"w, none on worker\(s\) 4"):
-        mean([one, None], (5, 2), "w", [2, 4])
+        combined([one, None], (5, 2), "w", [2, 4])
     halves = [np.full(2, 60000, "float16")] * 3
     np.testing.assert_allclose(reduced(halves, hvd.Average).astype("float32"), 60000)
     np.testing.assert_array_equal(reduced([np.array([-7, 7]), np.array([0, 0])], hvd.Average), [-3, 3])
@@ -186,8 +186,8 @@ def test_clocks_count_duplicates_staleness_and_who_is_gone() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"mode": "sync"}, "synchronous, asynchronous. Received: 'sync'"),
-        ({"mode": "synchronous", "staleness": 1}, "options of the asynchronous mode"),
+        ({"updates": "sync"}, "synchronous, asynchronous. Received: 'sync'"),
+        ({"updates": "synchronous", "staleness": 1}, "options of the asynchronous mode"),
         ({"staleness": -1}, "staleness is an integer of 0 or more. Received: -1"),
         ({"gather": 0}, "gather is an integer of 1 or more. Received: 0"),
         ({"gather": 3}, "gather=3 gradients, and there are 2 worker"),
@@ -196,7 +196,8 @@ def test_clocks_count_duplicates_staleness_and_who_is_gone() -> None:
 )
 def test_options_without_a_meaning_are_refused(changed: dict[str, object], message: str) -> None:
     given: dict[str, object] = {
-        "mode": "asynchronous", "workers": 2, "servers": 2, "staleness": None, "gather": 1, "piece_bytes": 64, **changed
+        "updates": "asynchronous", "workers": 2, "servers": 2, "staleness": None, "gather": 1, "piece_bytes": 64,
+        **changed,
     }  # fmt: skip
     with pytest.raises(hvd.ConfigurationError, match=message):
         Options(**given)  # type: ignore[arg-type]

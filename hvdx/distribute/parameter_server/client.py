@@ -33,11 +33,13 @@ class ParameterClient(Collective):
         workers: how many there are.
         token: what each message of the job carries; a secret of the job.
         group: the model's name, the same on all workers; several models may be trained through the same servers.
-        mode: "synchronous": an update is made of the average of all workers' gradients, and every worker waits for it;
+        updates: "synchronous": one is made of the average of all workers' gradients, and every worker waits for it;
             "asynchronous": as gradients arrive.
         staleness: asynchronous: by how many steps a worker may lead the slowest; None does not hold it back.
         gather: asynchronous: for how many gradients a server waits before it applies their average.
         piece_bytes: the largest piece of a variable in bytes (4 MiB).
+        average: synchronous: whether the workers' gradients are averaged; else they are summed, as the losses under a
+            `tf.distribute` strategy, which are divided by the number of replicas, need it.
         departed: returns the servers that are known to be gone, with the reason.
 
     Raises:
@@ -52,10 +54,11 @@ class ParameterClient(Collective):
         token: str,
         *,
         group: str = "model",
-        mode: str = "synchronous",
+        updates: str = "synchronous",
         staleness: int | None = None,
         gather: int = 1,
         piece_bytes: int = PIECE_BYTES,
+        average: bool = True,
         departed: Callable[[], Mapping[int, str]] | None = None,
     ) -> None:
         if not addresses or not 0 <= worker < workers:
@@ -63,7 +66,7 @@ class ParameterClient(Collective):
                 "A ParameterClient needs at least one server and a worker below the number of workers. Received: "
                 f"addresses={list(addresses)!r}, worker={worker!r}, workers={workers!r}."
             )
-        self.options = Options(mode, workers, len(addresses), staleness, gather, piece_bytes)
+        self.options = Options(updates, workers, len(addresses), staleness, gather, piece_bytes, average)
         self.worker = worker
         self.placement: Placement | None = None
         self.rejoined = False
@@ -79,7 +82,7 @@ class ParameterClient(Collective):
     @property
     def synchronous(self) -> bool:
         """Whether every update is made of all workers' gradients."""
-        return self.options.mode == "synchronous"
+        return self.options.updates == "synchronous"
 
     @property
     def clock(self) -> int:
@@ -331,8 +334,5 @@ class ParameterClient(Collective):
         self._closed = True
         try:
             self._settle()
-            self._link.wait(
-                [self._link.request(server, "leave", {"done": done}) for server in self._servers], _FAREWELL
-            )
         finally:
-            self._link.close()
+            self.leave(done, _FAREWELL)

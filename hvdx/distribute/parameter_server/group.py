@@ -105,7 +105,9 @@ class Group:
         if self._shard is None and worker == 0:
             self._create(spec, request.arrays)
         self._waiting = [*(waiting for waiting in self._waiting if waiting.worker != worker), request]
-        missing = set(range(self._workers)) - set(self._sessions) if spec["options"]["mode"] == "synchronous" else set()
+        missing = (
+            set(range(self._workers)) - set(self._sessions) if spec["options"]["updates"] == "synchronous" else set()
+        )
         if self._shard is None or missing:
             for waiting in self._waiting:
                 waiting.waits_for = f"{named(missing or [0])} to register its variables"
@@ -120,7 +122,7 @@ class Group:
         self._placement = placement_of(spec)
         self._shard = Shard(self._placement, self._server, spec, arrays)
         names = [spec["variables"][piece.entry]["key"] for piece in self._shard.pieces]
-        make = Synchronous if options["mode"] == "synchronous" else Asynchronous
+        make = Synchronous if options["updates"] == "synchronous" else Asynchronous
         self._updates = make(self._shard, self._clocks, names, options)
 
     def _ready(self) -> tuple[Shard, Updates]:

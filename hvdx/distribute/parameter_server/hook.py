@@ -236,7 +236,7 @@ def _times(gradient: Any, factor: Any) -> Any:
     return gradient * tf.cast(factor, gradient.dtype)
 
 
-def _hooked(optimizer: Any) -> Any:
+def hooked(optimizer: Any) -> Any:
     """Return the optimizer inside if its updates are made by servers, else None."""
     inner = keras_api.inner_optimizer(optimizer) if optimizer is not None else None
     return inner if isinstance(inner, _Hook) else None
@@ -244,7 +244,7 @@ def _hooked(optimizer: Any) -> Any:
 
 def _common_finite_test(original: Any) -> Any:
     def check_finite(self: Any, grads: Any) -> Any:
-        inner = _hooked(self)
+        inner = hooked(self)
         finite = original(self, grads)
         return finite if inner is None else inner._hvdx_all_finite(finite)
 
@@ -253,6 +253,6 @@ def _common_finite_test(original: Any) -> Any:
 
 def _off_with_servers(original: Any) -> Any:
     def resolve(self: Any) -> bool:
-        return _hooked(getattr(self, "optimizer", None)) is None and bool(original(self))
+        return hooked(getattr(self, "optimizer", None)) is None and bool(original(self))
 
     return resolve

@@ -22,7 +22,7 @@ _ELEMENTWISE = frozenset(("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelt
 
 _REGISTER = (
     "A class of your own must be defined and registered (keras.saving.register_keras_serializable) before the servers "
-    "start."
+    "start: before hvd.init() and strategy()."
 )
 
 _TOKEN = re.compile(r"hvdxp(\d+)__")

@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdx.errors import ConfigurationError
 
-MODES = ("synchronous", "asynchronous")
+UPDATES = ("synchronous", "asynchronous")
 
 
 @dataclass(frozen=True)
@@ -18,23 +18,24 @@ class Options:
         ConfigurationError: one of them has no meaning.
     """
 
-    mode: str
+    updates: str
     workers: int
     servers: int
     staleness: int | None
     gather: int
     piece_bytes: int
+    average: bool = True
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigurationError(f"mode is one of {', '.join(MODES)}. Received: {self.mode!r}.")
+        if self.updates not in UPDATES:
+            raise ConfigurationError(f"updates is one of {', '.join(UPDATES)}. Received: {self.updates!r}.")
         for name, least in (("staleness", 0), ("gather", 1), ("piece_bytes", 1)):
             value = getattr(self, name)
             if name == "staleness" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigurationError(f"{name} is an integer of {least} or more. Received: {value!r}.")
-        if self.mode == "synchronous" and (self.staleness is not None or self.gather != 1):
+        if self.updates == "synchronous" and (self.staleness is not None or self.gather != 1):
             raise ConfigurationError(
                 "staleness and gather are options of the asynchronous mode: in the synchronous one every update takes "
                 f"all workers' gradients. Received: staleness={self.staleness!r}, gather={self.gather!r}."

@@ -45,14 +45,21 @@ def rows(indices: np.ndarray, values: np.ndarray) -> Rows:
     return Rows(unique, np.add.reduceat(wide, starts, axis=0).astype(values.dtype) if len(unique) else values[:0])
 
 
-def mean(gradients: Sequence[Gradient | None], shape: Sequence[int], name: str, workers: Sequence[int]) -> Any:
-    """Return the average of the workers' gradients of one piece, or None where none has one.
+def combined(
+    gradients: Sequence[Gradient | None],
+    shape: Sequence[int],
+    name: str,
+    workers: Sequence[int],
+    average: bool = True,
+) -> Any:
+    """Return the average or sum of the workers' gradients of one piece, or None where none has one.
 
     Args:
         gradients: one for each worker; rows that a worker has not count as zeros.
         shape: of the piece.
         name: of the variable, for the message.
         workers: their numbers, for the message.
+        average: whether the sum is divided by the number of workers.
 
     Raises:
         GradientError: some workers have no gradient.
@@ -69,12 +76,12 @@ def mean(gradients: Sequence[Gradient | None], shape: Sequence[int], name: str, 
     if len(given) == 1:
         return given[0]
     if all(isinstance(gradient, Rows) for gradient in given):
-        share = 1.0 / len(given)
+        share = 1.0 / len(given) if average else 1.0
         values = np.concatenate([_scaled(gradient.values, share) for gradient in given])  # type: ignore[union-attr]
         total = rows(np.concatenate([gradient.indices for gradient in given]), values)  # type: ignore[union-attr]
         return Rows(total.indices, total.values.astype(given[0].values.dtype))  # type: ignore[union-attr]
     dense = [gradient.dense(shape) if isinstance(gradient, Rows) else gradient for gradient in given]
-    return reduced(dense, ReduceOp.AVERAGE)
+    return reduced(dense, ReduceOp.AVERAGE if average else ReduceOp.SUM)
 
 
 def squared_norm(gradient: Gradient | None) -> float | None:

@@ -15,6 +15,8 @@ from hvdx.errors import HvdxError, MismatchError, WorldError
 
 FROM_WORKER_0 = "that of worker 0"
 """The operation of a broadcast, beside the names of reductions."""
+OF_EVERY_WORKER = "that of every worker"
+"""The operation of a gather: the arrays of all workers, in their order; those may differ in shape."""
 
 
 @dataclass
@@ -105,6 +107,8 @@ def _reduced(name: str, requests: Sequence[Request]) -> list[np.ndarray]:
     first = requests[0]
     for other in requests[1:]:
         for what, of in (("operations", _op_of), ("shapes and dtypes", _specs_of)):
+            if of is _specs_of and _op_of(first) == OF_EVERY_WORKER:
+                continue
             if of(first) != of(other):
                 raise MismatchError(
                     f"The workers reduce {name!r} with different {what}: {of(first)} on worker {first.worker}, "
@@ -112,6 +116,8 @@ def _reduced(name: str, requests: Sequence[Request]) -> list[np.ndarray]:
                 )
     if _op_of(first) == FROM_WORKER_0:
         return first.arrays
+    if _op_of(first) == OF_EVERY_WORKER:
+        return [array for request in requests for array in request.arrays]
     op = ReduceOp.of(first.header["op_name"])
     return [reduced(arrays, op) for arrays in zip(*(request.arrays for request in requests), strict=True)]
 

@@ -48,8 +48,8 @@ class Server:
         silence: float = SILENCE,
         departed: Callable[[], Mapping[int, str]] | None = None,
     ) -> None:
-        self._index, self._workers, self._token = index, workers, token
-        self._silence, self._departed = silence, departed or dict
+        self.index, self._workers, self._token = index, workers, token
+        self._silence, self.departed = silence, departed or dict
         self._groups: dict[str, Group] = {}
         self._pending: dict[tuple[str, int], Request] = {}
         self._seen: dict[int, float] = {}
@@ -88,9 +88,9 @@ class Server:
             self._context.destroy(linger=2000)
         lost = {worker: why for worker, why in self._ended.items() if why != "finished"}
         if len(lost) == self._workers:
-            raise StallError(f"Parameter server {self._index} ends: all workers are gone ({_words(lost)}).")
+            raise StallError(f"Parameter server {self.index} ends: all workers are gone ({_words(lost)}).")
         if lost:
-            log.warning("parameter server %d ends; gone before it had finished: %s", self._index, _words(lost))
+            log.warning("parameter server %d ends; gone before it had finished: %s", self.index, _words(lost))
         return stats
 
     def _receive(self) -> None:
@@ -107,7 +107,7 @@ class Server:
             self._seen[worker] = time.monotonic()
             self._dispatch(request)
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            log.warning("parameter server %d leaves a message unanswered: %r", self._index, error)
+            log.warning("parameter server %d leaves a message unanswered: %r", self.index, error)
 
     def _dispatch(self, request: Request) -> None:
         header = request.header
@@ -124,12 +124,12 @@ class Server:
         self._pending[key] = request
         if operation == "register":
             self._ended.pop(request.worker, None)
-        group = self._groups.setdefault(header["group"], Group(header["group"], self._index, self._workers))
+        group = self._groups.setdefault(header["group"], Group(header["group"], self.index, self._workers))
         try:
             group.handle(request)
         except Exception as error:  # of TensorFlow, of a user's class: whoever waits must hear of it
-            log.exception("parameter server %d failed", self._index)
-            wrapped = CollectiveError(f"Parameter server {self._index} failed: {type(error).__name__}: {error}")
+            log.exception("parameter server %d failed", self.index)
+            wrapped = CollectiveError(f"Parameter server {self.index} failed: {type(error).__name__}: {error}")
             group.fail(wrapped)
             request.fail(wrapped)
 
@@ -152,17 +152,17 @@ class Server:
         limit = environment.START_TIMEOUT.read()
         if not self._seen and now - start > limit:
             raise StallError(
-                f"Parameter server {self._index} at {self.address} waited {limit:g} s (HVDX_START_TIMEOUT), and no "
+                f"Parameter server {self.index} at {self.address} waited {limit:g} s (HVDX_START_TIMEOUT), and no "
                 "worker came."
             )
-        gone = dict(self._departed())
+        gone = dict(self.departed())
         for worker in range(self._workers):
             since = now - self._seen.get(worker, start + max(0.0, limit - self._silence))
             if since > self._silence:
                 gone.setdefault(worker, f"no sign of life for {since:.0f} s" if worker in self._seen else "never came")
         for worker, why in gone.items():
             if worker not in self._ended:
-                log.warning("parameter server %d: worker %d is gone: %s", self._index, worker, why)
+                log.warning("parameter server %d: worker %d is gone: %s", self.index, worker, why)
                 self._ended[worker] = why
                 for group in self._groups.values():
                     group.leave(worker, why)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdx.distribute.parameter_server.clocks import Clocks, named
-from hvdx.distribute.parameter_server.reduction import mean, scaled, squared_norm
+from hvdx.distribute.parameter_server.reduction import combined, scaled, squared_norm
 from hvdx.distribute.parameter_server.request import Request
 from hvdx.distribute.parameter_server.shard import Shard
 from hvdx.errors import HvdxError, MismatchError, WorldError
@@ -28,6 +28,7 @@ class Updates(abc.ABC):
     def __init__(self, shard: Shard, clocks: Clocks, names: Sequence[str], options: dict[str, Any]) -> None:
         self._shard, self._clocks, self._names = shard, clocks, names
         self._clips = options["clips"]
+        self._average = options["average"]
         self._waiting: dict[int, Request] = {}
 
     @abc.abstractmethod
@@ -62,10 +63,10 @@ class Updates(abc.ABC):
         except ValueError as error:
             raise MismatchError(f"A push was lost: {error}.") from None
 
-    def _mean(self, pushes: Sequence[tuple[int, Gradients]]) -> Gradients:
+    def _combined(self, pushes: Sequence[tuple[int, Gradients]]) -> Gradients:
         workers = [worker for worker, _ in pushes]
         return [
-            mean(parts, shape, name, workers)
+            combined(parts, shape, name, workers, self._average)
             for *parts, shape, name in zip(
                 *(gradients for _, gradients in pushes), self._shard.shapes, self._names, strict=True
             )
@@ -125,7 +126,7 @@ class Synchronous(Updates):
             self._shard.skip()
             self._finish(requests)
             return
-        average = self._mean([(worker, gradients) for worker, _, gradients in ordered])
+        average = self._combined([(worker, gradients) for worker, _, gradients in ordered])
         self._rate = requests[0].header["rate"]
         if self._clips:
             self._unscaled = average
@@ -221,7 +222,7 @@ class Asynchronous(Updates):
         if self._gathered:
             pushes = [(worker, gradients) for worker, _, gradients in sorted(self._gathered, key=lambda p: p[:2])]
             self._gathered = []
-            self._apply(self._mean(pushes), self._rate, len(pushes))
+            self._apply(self._combined(pushes), self._rate, len(pushes))
 
     def left(self, worker: int, why: str) -> None:
         held = self._unscaled.pop(worker, None)
