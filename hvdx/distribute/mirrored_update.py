@@ -38,8 +38,12 @@ def update_in_replica(extended: Any, update: Callable[..., Any], optimizer: Any,
     if gradients and len(gradients) == len(known):  # else the optimizer raises
         reducer = _reducer_of(optimizer, extended.hvdx_ops.threshold)
 
+        sums = _sums_of(optimizer, known)
+
         def reduce(strategy: Any, values: list[Any]) -> list[Any]:
-            return _reduced(extended, reducer, values, known)
+            if sums is None:
+                return _reduced(extended, reducer, values, known)
+            return _reduced_where_due(extended, reducer, values, known, optimizer, sums)
 
         gradients = tf.distribute.get_replica_context().merge_call(reduce, args=(gradients,))
     with gradients_in_hand():
@@ -67,6 +71,69 @@ def _reduced(extended: Any, reducer: GradientReducer, values: Sequence[Any], var
     return results
 
 
+def _sums_of(optimizer: Any, variables: Sequence[Any]) -> list[Any] | None:
+    """Return the variables in which an optimizer sums up gradients, one a variable; None where it does not.
+
+    Those inside a LossScaleOptimizer are not told: it tests the gradients of every pass, which are reduced for that.
+    """
+    if not getattr(optimizer, "gradient_accumulation_steps", None) or optimizer.loss_scale_factor is not None:
+        return None
+    keras_api.build_optimizer(optimizer, variables)
+    found = [optimizer._accumulated_gradients[optimizer._get_variable_index(variable)] for variable in variables]
+    return [getattr(variable, "value", variable) for variable in found]
+
+
+def _reduced_where_due(
+    extended: Any, reducer: GradientReducer, values: Sequence[Any], variables: Sequence[Any], optimizer: Any, sums: Any
+) -> list[Any]:
+    """Return what the optimizer is to add to its sums: the reduced total where this pass ends an update, else its own.
+
+    Each device sums up its own gradients. Where an update is due, they are reduced with the gradients of this pass, and
+    cleared, so that the optimizer finds the total of all passes as the last pass's gradient.
+    """
+    devices = extended.worker_devices
+    places = [place for place, value in enumerate(values) if value is not None]
+    local, totals = [], []
+    for place in places:
+        parts = _on_each(devices, _parts(values[place], len(devices)), tf.convert_to_tensor)
+        local += parts
+        pairs = list(zip(parts, sums[place].values, strict=True))
+        totals += _on_each(devices, pairs, lambda pair: pair[0] + tf.convert_to_tensor(pair[1]))
+    due = tf.equal((tf.convert_to_tensor(optimizer._iterations) + 1) % optimizer.gradient_accumulation_steps, 0)
+
+    def reduced() -> list[Any]:
+        # Uses no variable: in a function TensorFlow orders only what uses the same variables, or none at all.
+        given: list[Any] = [None] * len(values)
+        for number, place in enumerate(places):
+            given[place] = regrouped(totals[number * len(devices) : (number + 1) * len(devices)])
+        found = _reduced(extended, reducer, given, variables)
+        return [tf.identity(part) for place in places for part in _parts(found[place], len(devices))]
+
+    parts = list(tf.cond(due, reduced, lambda: [tf.identity(part) for part in local]))
+    with tf.control_dependencies(parts):
+        cleared = tf.cond(due, lambda: _cleared([sums[place] for place in places]), lambda: tf.constant(False))
+    with tf.control_dependencies([cleared]):
+        parts = [tf.identity(part) for part in parts]
+    results: list[Any] = [None] * len(values)
+    for number, place in enumerate(places):
+        results[place] = regrouped(parts[number * len(devices) : (number + 1) * len(devices)])
+    return results
+
+
+def _cleared(sums: Sequence[Any]) -> Any:
+    done = [part.assign(tf.zeros_like(part)) for total in sums for part in total.values]
+    with tf.control_dependencies(done):
+        return tf.constant(True)
+
+
+def _on_each(devices: Sequence[str], parts: Sequence[Any], function: Callable[[Any], Any]) -> list[Any]:
+    results = []
+    for part, device in zip(parts, devices, strict=True):
+        with tf.device(device):
+            results.append(function(part))
+    return results
+
+
 def _parts(value: Any, count: int) -> Sequence[Any]:
     """Return a value's parts, one a device; what is one object for all replicas counts once in each."""
     return value.values if isinstance(value, DistributedValues) else [value] * count
@@ -80,7 +147,7 @@ def _reducer_of(optimizer: Any, threshold: int | None) -> GradientReducer:
 
 def _check(optimizer: Any, variables: Sequence[Any]) -> None:
     for one in _with_inner(optimizer):
-        if not isinstance(getattr(one.iterations, "value", None), DistributedVariable):
+        if not isinstance(getattr(one._iterations, "value", None), DistributedVariable):
             raise OptimizerError(
                 f"{type(one).__name__} was made outside of the strategy's scope, so that its variables are not one a "
                 "device. Make the optimizer, and call model.compile, inside `with strategy.scope():`."
