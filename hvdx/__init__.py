@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from hvdx.ops.broadcast import broadcast, broadcast_variables
     from hvdx.ops.objects import allgather_object, broadcast_object
     from hvdx.ops.point_to_point import recv, send
+    from hvdx.ops.push_pull import push_pull
     from hvdx.training.load import load_model
     from hvdx.training.optimizer import DistributedOptimizer
     from hvdx.training.tape import DistributedGradientTape
@@ -91,6 +92,7 @@ _HOMES = {
     "hvdx.ops.broadcast": "broadcast broadcast_variables",
     "hvdx.ops.objects": "allgather_object broadcast_object",
     "hvdx.ops.point_to_point": "recv send",
+    "hvdx.ops.push_pull": "push_pull",
     "hvdx.training.load": "load_model",
     "hvdx.training.optimizer": "DistributedOptimizer",
     "hvdx.training.tape": "DistributedGradientTape",
@@ -146,6 +148,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "once_per_host",
+    "push_pull",
     "rank",
     "recv",
     "send",

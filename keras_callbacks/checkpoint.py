@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,9 @@ import numpy as np
 
 from hvdx import keras_api, world
 from hvdx.comm.reduce_op import is_numeric
+from hvdx.comm.signature import without_counters
 from hvdx.data.epochs import skip_to
+from hvdx.distribute.adopt import is_served
 from hvdx.errors import CheckpointError, ConfigurationError
 from hvdx.logs import log
 from hvdx.ops.broadcast import broadcast_variables, variable_name
@@ -21,8 +22,6 @@ from hvdx.version import __version__
 from keras_callbacks import callback_list, checkpoint_file, step_function
 from keras_callbacks.base import LAST, Callback
 from keras_callbacks.learning_rate_schedule import LearningRateScheduleCallback as RateCallback
-
-_COUNTER = re.compile(r"_\d+(?=[_/:]|$)")
 
 
 class CheckpointCallback(Callback):
@@ -99,6 +98,8 @@ class CheckpointCallback(Callback):
     def _save(self, epoch: int) -> None:
         failure = None
         if world.rank() == 0:
+            for optimizer in filter(is_served, keras_api.optimizers(self.model)):
+                keras_api.inner_optimizer(optimizer).hvdx_fill()  # what parameter servers hold
             variables = _variables(self.model)
             arrays = [np.array(to_tensor(variable)) for variable in variables]
             description = {"epoch": epoch, "hvdx": __version__, "ranks": world.size(), **_describe(variables)}
@@ -196,7 +197,7 @@ def difference(saved: dict[str, Any], here: dict[str, Any]) -> str | None:
     columns = ("names", "shapes", "dtypes")
     rows, rows_here = (zip(*(side[column] for column in columns), strict=True) for side in (saved, here))
     for (name, shape, dtype), (name_here, shape_here, dtype_here) in zip(rows, rows_here, strict=False):
-        same_name = _COUNTER.sub("", name) == _COUNTER.sub("", name_here)
+        same_name = without_counters(name) == without_counters(name_here)
         if not same_name or list(shape) != list(shape_here) or dtype != dtype_here:
             return (
                 f"it has {name} {'x'.join(map(str, shape)) or 'scalar'} {dtype} where the model has {name_here} "

@@ -26,7 +26,7 @@ FAILED = "failed"
 """The kind of the call with which a rank says why it cannot go on."""
 
 _MISSING = re.compile(r"\[none for (.*?)(?:\] |$)")
-_COUNTER = re.compile(r"_\d+(?=/|$|:)")
+_COUNTER = re.compile(r"_\d+(?=[/:_]|$)")  # also inside "adam_1/dense_3_kernel_momentum"
 
 
 def without_counters(name: str) -> str:

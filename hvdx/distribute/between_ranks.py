@@ -15,6 +15,7 @@ from hvdx.ops.allgather import allgather
 from hvdx.ops.allreduce import grouped_allreduce
 from hvdx.ops.broadcast import broadcast_variables
 from hvdx.ops.sparse import allreduce_slices
+from hvdx.training.under_strategy import is_alone
 
 
 def summed_on_reading(given: Mapping[str, Any]) -> bool:
@@ -33,6 +34,8 @@ def broadcast_new(variable: Any, given: Mapping[str, Any]) -> Any:
     """
     per_replica = given.get("synchronization") is tf.VariableSynchronization.ON_READ
     if world.size() == 1 or per_replica or not tf.executing_eagerly() or variable.dtype in (tf.string, tf.resource):
+        return variable
+    if is_alone():
         return variable
     broadcast_variables([variable], 0)
     place = keras_api.index_of_seed(str(given.get("name") or ""))

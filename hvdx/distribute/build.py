@@ -39,6 +39,8 @@ def parameter_server(
     **options: Any,
 ) -> Any:
     """Return a worker's strategy; a server serves here, and its process ends when the workers have finished."""
+    if backend not in ("hvdx", "tensorflow"):
+        raise ConfigurationError(f"backend= is hvdx or tensorflow. Received: {backend!r}.")
     if len(devices) > 1 or communicator != "hvdx":
         raise ConfigurationError(
             'strategy("parameter_server") has one device a worker, and its gradients go to servers. Received: '

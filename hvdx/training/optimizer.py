@@ -67,6 +67,11 @@ def DistributedOptimizer(
             f"This {type(inner).__name__} is already a DistributedOptimizer; wrapped twice it would reduce twice. "
             "Wrap it once."
         )
+    if hasattr(type(inner), "hvdx_client"):
+        raise OptimizerError(
+            f"The updates of this {type(inner).__name__} are made by parameter servers, which average the gradients of "
+            "all workers: a DistributedOptimizer around it would do so twice. Leave it out."
+        )
     reducer = GradientReducer(op, fusion_threshold, compression, sparse_as_dense, missing_gradients)  # type: ignore[arg-type]
     _check_passes(backward_passes_per_step, kind, inner)
     by_keras = kind is Family.KERAS_3

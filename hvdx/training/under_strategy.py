@@ -60,6 +60,16 @@ def is_building() -> bool:
     return bool(getattr(_state, "building", False))
 
 
+def alone() -> contextlib.AbstractContextManager[None]:
+    """Let this rank create variables inside the block that the others do not: none of them is broadcast."""
+    return _noted("alone")
+
+
+def is_alone() -> bool:
+    """Return whether this thread creates variables that other ranks do not."""
+    return bool(getattr(_state, "alone", False))
+
+
 @contextlib.contextmanager
 def _noted(name: str) -> Iterator[None]:
     before = getattr(_state, name, False)

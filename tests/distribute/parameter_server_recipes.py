@@ -103,9 +103,9 @@ def train(worker: Worker, recipe: Recipe, family: Family) -> None:
         if worker.index:
             return
         reference = _trained(recipe, family, recipe.reference, union(data), BATCH * worker.count, lambda model: None)
-    _compare(arrays(model.weights), arrays(reference.weights), recipe.rtol, recipe.atol, "weights")
+    compare(arrays(model.weights), arrays(reference.weights), recipe.rtol, recipe.atol, "weights")
     slots = optimizer_arrays(model.optimizer), optimizer_arrays(reference.optimizer)
-    _compare(*slots, recipe.rtol, recipe.atol, "optimizer variables")
+    compare(*slots, recipe.rtol, recipe.atol, "optimizer variables")
 
 
 def _trained(recipe: Recipe, family: Family, wrap: Any, data: Any, batch: int, start: Callable[[Any], None]) -> Any:
@@ -129,7 +129,7 @@ def update(worker: Worker, family: Family, name: str) -> None:
     result = _updated(family, ParameterServerOptimizer(make(0.1), client), gradients[:, worker.index])
     client.close(done=False)
     reference = _updated(family, make(0.1), gradients.mean(1, dtype="float32"))
-    _compare(result, reference, 1e-5, 1e-6, name)
+    compare(result, reference, 1e-5, 1e-6, name)
 
 
 def go_on(worker: Worker, family: Family) -> None:
@@ -142,7 +142,7 @@ def go_on(worker: Worker, family: Family) -> None:
     _apply(ParameterServerOptimizer(optimizer, client), variables, gradients[1:, worker.index])
     client.close(done=False)
     reference = _updated(family, family.optimizers.Adam(0.1), gradients.mean(1, dtype="float32"))
-    _compare(arrays(variables) + optimizer_arrays(optimizer), reference, 1e-5, 1e-6, "after going on")
+    compare(arrays(variables) + optimizer_arrays(optimizer), reference, 1e-5, 1e-6, "after going on")
 
 
 def _updated(family: Family, optimizer: Any, gradients: np.ndarray) -> list[np.ndarray]:
@@ -163,7 +163,8 @@ def _apply(optimizer: Any, variables: list[Any], gradients: np.ndarray) -> None:
     optimizer.finalize_variable_values(variables)
 
 
-def _compare(values: list[np.ndarray], references: list[np.ndarray], rtol: float, atol: float, what: str) -> None:
+def compare(values: list[np.ndarray], references: list[np.ndarray], rtol: float, atol: float, what: str) -> None:
+    """Check that arrays are equal to their references within a tolerance."""
     assert len(values) == len(references), what
     for index, (value, reference) in enumerate(zip(values, references, strict=True)):
         np.testing.assert_allclose(
@@ -171,4 +172,4 @@ def _compare(values: list[np.ndarray], references: list[np.ndarray], rtol: float
         )
 
 
-__all__ = ["cases", "classes", "go_on", "name_of", "train", "update"]
+__all__ = ["cases", "classes", "compare", "go_on", "name_of", "train", "update"]

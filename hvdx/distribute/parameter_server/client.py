@@ -294,19 +294,12 @@ class ParameterClient(Collective):
         Args:
             make: returns the state; called on worker 0 only.
         """
-        placement = self._registered()
+        self._registered()
         self._settle()
         failure: Exception | None = None
         if self.worker == 0:
             try:
-                given = make()
-                parts = states.split(placement, given) if given is not None else []
-                self._link.wait(
-                    [
-                        self._link.request(server, "load", {"about": about}, arrays)
-                        for server, (about, arrays) in enumerate(parts)
-                    ]
-                )
+                self.give(make())
             except Exception as error:  # the others wait, and must hear of it first
                 failure = error
         [failed] = self.push_pull([np.array([failure is not None], np.int32)], ReduceOp.MAX, "restore")
@@ -316,6 +309,18 @@ class ParameterClient(Collective):
             raise WorldError("Worker 0 could not give the servers a saved state; its own output says why.")
         self._snapshots = Snapshots()
         return self.pull()
+
+    def give(self, state: states.State | None) -> None:
+        """Overwrite what the servers hold, unless it is None; one worker calls it."""
+        parts = states.split(self._registered(), state) if state is not None else []
+        self._settle()
+        self._link.wait(
+            [
+                self._link.request(server, "load", {"about": about}, arrays)
+                for server, (about, arrays) in enumerate(parts)
+            ]
+        )
+        self._snapshots = Snapshots()
 
     def stats(self) -> list[dict[str, Any]]:
         """Return each server's counters."""

@@ -87,12 +87,13 @@ class _Hook:
     def finalize_variable_values(self, var_list: Any) -> None:
         """Take over what the servers have: parameters, averages and slots; called by Keras after the last epoch."""
         variables = self.__dict__.get("hvdx_variables")
-        if variables is None:
-            return
+        if variables is None or self.__dict__.get("hvdx_loaded"):
+            return  # what has been loaded last counts
         client = self.hvdx_client
         if self.use_ema and client.synchronous:  # type: ignore[attr-defined]
             client.finalize()
         self.hvdx_fill()
+        self.__dict__["hvdx_ended"] = True
         if self.use_ema and not client.synchronous:  # type: ignore[attr-defined]
             super()._overwrite_model_variables_with_average_value(variables)  # type: ignore[misc]
 
@@ -107,10 +108,49 @@ class _Hook:
 
     def hvdx_restore(self, path: Any) -> None:
         """Let servers and worker go on from a state that `ParameterClient.save` wrote; all workers call it."""
+        for mark in ("hvdx_loaded", "hvdx_ended"):
+            self.__dict__.pop(mark, None)
         self._hvdx_assign(self.hvdx_client.restore(path))
         held = self.hvdx_client.state()
         held.fill(self, self.__dict__["hvdx_variables"])
         self._iterations.assign(held.updates * optimizers.steps_per_update(self))  # type: ignore[attr-defined]
+
+    # -- saving and restoring by Keras and TensorFlow --------------------------------------------------------------
+
+    def save_own_variables(self, store: Any) -> None:
+        """Called by Keras where it saves a model."""
+        self._hvdx_fill_if_served()
+        super().save_own_variables(store)  # type: ignore[misc]
+
+    def load_own_variables(self, store: Any) -> None:
+        """Called by Keras where it restores a model, whose variables may follow only after this."""
+        super().load_own_variables(store)  # type: ignore[misc]
+        self.__dict__["hvdx_loaded"] = True
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        """Called by TensorFlow where it saves or restores a checkpoint."""
+        if save_type == "checkpoint" and tf.executing_eagerly():
+            self._hvdx_fill_if_served()
+        return super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
+
+    def _hvdx_fill_if_served(self) -> None:
+        if "hvdx_variables" in self.__dict__ and not self.__dict__.get("hvdx_loaded"):
+            self.hvdx_fill()
+
+    def _hvdx_give(self, updates: int) -> None:
+        """Let the servers go on from what this worker holds, where that has been changed between two trainings.
+
+        Worker 0 does it in its first step afterwards. In synchronous mode no update is made before.
+        """
+        loaded, ended = self.__dict__.pop("hvdx_loaded", False), self.__dict__.pop("hvdx_ended", False)
+        if self.hvdx_client.worker or not (loaded or ended):
+            return
+        variables = self.__dict__["hvdx_variables"]
+        pairs = zip(variables, self.__dict__["hvdx_last"], strict=True)
+        if loaded or any(not np.array_equal(variable.numpy(), value) for variable, value in pairs):
+            self.hvdx_client.give(states.of_optimizer(self, variables, updates))
+
+    # -- steps -----------------------------------------------------------------------------------------------------
 
     def _hvdx_during_step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         outer = self.__dict__.get("hvdx_applies", False)
@@ -129,7 +169,8 @@ class _Hook:
             values = client.register(variables, self)
             self.__dict__["hvdx_variables"] = variables
             if not client.rejoined:  # a model that was loaded brings slots, which the servers get from worker 0
-                values = client.load(lambda: states.of_optimizer(self, variables))
+                updates = int(self.iterations)  # type: ignore[attr-defined]
+                values = client.load(lambda: states.of_optimizer(self, variables, updates) if updates else None)
             if late and any(not np.array_equal(v.numpy(), value) for v, value in zip(variables, values, strict=True)):
                 log.warning(
                     "The first gradients of worker %d were computed with other weights than worker 0's: build the "
@@ -149,7 +190,7 @@ class _Hook:
         given = {self._var_key(variable): gradient for gradient, variable in pairs}  # type: ignore[attr-defined]
         gradients = [given.get(self._var_key(variable)) for variable in variables]  # type: ignore[attr-defined]
         if tf.executing_eagerly():
-            self._hvdx_assign(self._hvdx_step(gradients, float(rate)))
+            self._hvdx_assign(self._hvdx_step(gradients, float(rate), int(self.iterations)))  # type: ignore[attr-defined]
             return
         tensors: list[Any] = []
         for gradient in gradients:
@@ -158,7 +199,7 @@ class _Hook:
             elif gradient is not None:
                 tensors.append(gradient)
 
-        def step(rate: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
+        def step(rate: np.ndarray, updates: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
             rest = iter(arrays)
             own: list[Any] = []
             for gradient in gradients:
@@ -166,16 +207,19 @@ class _Hook:
                     own.append(_Slices(next(rest), next(rest)))
                 else:
                     own.append(None if gradient is None else next(rest))
-            return self._hvdx_step(own, float(rate))
+            return self._hvdx_step(own, float(rate), int(updates))
 
         dtypes = [tf.as_dtype(variable.dtype) for variable in variables]
-        values = tf.numpy_function(step, [tf.cast(rate, tf.float32), *tensors], dtypes, stateful=True)
+        # read in the graph: by the time the function runs, TensorFlow may have counted this step
+        updates = tf.convert_to_tensor(self.iterations)  # type: ignore[attr-defined]
+        values = tf.numpy_function(step, [tf.cast(rate, tf.float32), updates, *tensors], dtypes, stateful=True)
         values = values if isinstance(values, list | tuple) else [values]
         for variable, value in zip(variables, values, strict=True):
             value.set_shape(variable.shape)
             variable.assign(value)
 
-    def _hvdx_step(self, gradients: list[Any], rate: float) -> list[Any]:
+    def _hvdx_step(self, gradients: list[Any], rate: float, updates: int) -> list[Any]:
+        self._hvdx_give(updates)
         newest = self.hvdx_client.step(gradients, rate)
         if newest is not None:
             self.__dict__["hvdx_last"] = newest

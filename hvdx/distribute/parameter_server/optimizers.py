@@ -16,6 +16,7 @@ from hvdx.distribute.parameter_server.placement import keys, without_counters
 from hvdx.errors import OptimizerError, UnsupportedError
 from hvdx.keras_api import Family, base_names, family, inner_optimizer
 from hvdx.logs import log
+from hvdx.training.under_strategy import alone
 
 _ELEMENTWISE = frozenset(("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Nadam", "Ftrl", "Lion"))
 """Keras's optimizers that treat each number by itself: a piece of a variable is updated as the whole would be."""
@@ -232,14 +233,8 @@ def slots_of_whole(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
         UnsupportedError: its like has other variables.
     """
     inner = inner_optimizer(optimizer)
-    description = describe(inner)
-    like = rebuild(description)
-    owners = [
-        stand_in(number, variable_path(v), np.zeros([1] * len(v.shape), np.dtype(tf.as_dtype(v.dtype).as_numpy_dtype)),
-                 description["keras"])
-        for number, v in enumerate(variables)
-    ]  # fmt: skip
-    like.build(owners)
+    with alone():  # one worker asks for the slots, in the midst of a strategy's scope
+        like, owners = _like(describe(inner), variables)
     own, template = list(inner.variables), slots(like, owners)
     if len(own) != len(template):
         raise UnsupportedError(
@@ -247,6 +242,18 @@ def slots_of_whole(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
             f"and one made anew for the same variables has {len(template)}."
         )
     return [Slot(slot.owner, slot.label, variable) for slot, variable in zip(template, own, strict=True)]
+
+
+def _like(description: dict[str, Any], variables: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Return an optimizer made of its description, and the stand-ins for variables on which it is built."""
+    like = rebuild(description)
+    owners = [
+        stand_in(number, variable_path(v), np.zeros([1] * len(v.shape), np.dtype(tf.as_dtype(v.dtype).as_numpy_dtype)),
+                 description["keras"])
+        for number, v in enumerate(variables)
+    ]  # fmt: skip
+    like.build(owners)
+    return like, owners
 
 
 def variable_path(variable: Any) -> str:

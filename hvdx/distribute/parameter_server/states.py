@@ -50,12 +50,15 @@ class State:
                 slot.variable.assign(value)
 
 
-def of_optimizer(optimizer: Any, variables: Sequence[Any]) -> State | None:
-    """Return the state of a worker's optimizer that has already trained, and of its variables; None for a new one."""
+def of_optimizer(optimizer: Any, variables: Sequence[Any], updates: int) -> State:
+    """Return the state of a worker's optimizer and of its variables.
+
+    Args:
+        optimizer: the optimizer.
+        variables: what it updates.
+        updates: how many updates it has made.
+    """
     inner = optimizers.check(optimizer)
-    updates = int(inner.iterations)
-    if not updates:
-        return None
     result = State([np.asarray(variable.numpy()) for variable in variables])
     for slot in optimizers.slots_of_whole(inner, variables):
         value = np.asarray(slot.variable.numpy())

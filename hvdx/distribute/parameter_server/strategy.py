@@ -22,14 +22,14 @@ from hvdx.errors import ConfigurationError
 from hvdx.version import __version__
 
 
-class ParameterServerStrategy(tf.distribute.Strategy):
+class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
     """Optimizers that are used under it push their gradients to servers, which update, and pull the parameters.
 
     Synchronous: one replica a worker, all in sync; every update is made of the gradients of all workers, so that the
     numbers are those of one process, and values are reduced and gathered between workers. Asynchronous: each worker is
     a replica of its own, and one is in sync (`num_replicas_in_sync` is 1): nothing is averaged, a loss is that of one
     worker's batch, and each worker's metrics are its own. Either way each worker reads its share of a distributed
-    dataset, whose batch is that of all replicas in sync.
+    dataset (what `fit` and `evaluate` are given), whose batch is that of all replicas in sync.
 
     A server holds an optimizer's variables and slots. The worker's are filled in when `fit` ends and before Keras or a
     callback of hvdx saves them; `pull` does it at any time.
@@ -58,7 +58,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self.options = Options(updates, job.workers, job.servers, staleness, gather, piece_bytes)
         self.job = job
         synchronous = updates == "synchronous"
-        super().__init__(_Synchronous(self, device, bytes_per_pack) if synchronous else _Asynchronous(self, device))
+        extended = _Synchronous(self, device, bytes_per_pack) if synchronous else _Asynchronous(self, device)
+        # tf_keras and Keras 2 allow loss scaling with some classes only; OneDeviceStrategy is the one that this is like
+        tf.distribute.Strategy.__init__(self, extended)
 
     def hvdx_adopt(self, optimizer: Any) -> None:
         """Let the servers make the updates of an optimizer."""
@@ -87,15 +89,18 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """Let servers and workers go on from a file that `save` wrote; all workers call it.
 
         Args:
-            optimizer: a built one, or the model that was compiled with it; it may be new.
+            optimizer: the model that was compiled with it, whose weights exist, or one that the servers know already.
             path: of the file; the number of servers may be another than when it was saved.
 
         Raises:
             CheckpointError: the file cannot be read, or is of another model or optimizer.
         """
-        optimizer = getattr(optimizer, "optimizer", optimizer)
-        if hooked(optimizer) is None:
-            self.hvdx_adopt(optimizer)
+        model, inner = optimizer, getattr(optimizer, "optimizer", optimizer)
+        if hooked(inner) is None:
+            self.hvdx_adopt(inner)
+        if "hvdx_variables" not in hooked(inner).__dict__ and model is not inner:
+            with self.scope():
+                hooked(inner).build(model.trainable_variables)
         self._served(optimizer).hvdx_restore(path)
 
     def counters(self, optimizer: Any) -> list[dict[str, Any]]:
@@ -108,7 +113,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if found is None or "hvdx_variables" not in found.__dict__:
             raise ConfigurationError(
                 f"{type(optimizer).__name__} has no variables on the servers yet: it is known to them from its first "
-                "update under the strategy on, or from strategy.restore, after it has been built."
+                "update under the strategy on, or from strategy.restore(model, path) on."
             )
         return found
 

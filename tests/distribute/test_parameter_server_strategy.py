@@ -1,0 +1,110 @@
+"""`strategy("parameter_server")` under hvdxrun --servers: two workers, two servers, the same program on all."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hvdx as hvd
+from hvdx.distribute import strategy
+from hvdx.distribute.parameter_server import ParameterServerOptimizer
+from tests.distribute.parameter_server_recipes import cases, name_of
+from tests.support.jobs import Job, run_ranks
+from tests.training.support import FAMILIES, Family, every_keras
+
+PROGRAM = Path(__file__).with_name("parameter_server_strategy_program.py")
+SCENES = ["horovod", "loops", "saved", "asynchronous"]
+NAMES = ["world", *(f"{scene}-{family}" for scene in SCENES for family in FAMILIES)]
+RECIPES = [name_of(recipe, family) for recipe, family in cases()]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A job that has ended, and what each worker wrote."""
+
+    job: Job
+    workers: tuple[dict[str, str], dict[str, str]]
+
+
+def play(folder: Path, *scenes: str, servers: int = 2, options: tuple[str, ...] = (), limit: float = 120) -> Played:
+    """Run two workers that play scenes."""
+    command = [str(PROGRAM), str(folder), *scenes]
+    environ = {"HVDX_TIMEOUT": "60", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    job = run_ranks(2, command, limit=limit, environ=environ, options=["--servers", str(servers), *options])
+    paths = [folder / f"worker-{worker}.json" for worker in (0, 1)]
+    one, two = (json.loads(path.read_text()) if path.exists() else {} for path in paths)
+    return Played(job, (one, two))
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """A job in which all scenes have been played."""
+    result = play(tmp_path_factory.mktemp("played"), "world", *SCENES, "recipes", limit=900)
+    assert result.job.code == 0, result.job.output
+    return result
+
+
+@pytest.mark.timeout(960)
+@pytest.mark.parametrize("name", NAMES + RECIPES)
+def test_scene(played: Played, name: str) -> None:
+    for worker, outcomes in enumerate(played.workers):
+        outcome = outcomes.get(name, "was not played")
+        assert not outcome, f"worker {worker}:\n{outcome}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("go_on", [False, True])
+def test_a_worker_dies_in_asynchronous_training(tmp_path: Path, go_on: bool) -> None:
+    options = ("--on-worker-failure", "continue") if go_on else ()
+    played = play(tmp_path, "dying", options=options)
+    assert "worker 1 on " in played.job.output
+    assert "was ended by signal 9 (SIGKILL)" in played.job.output
+    if go_on:
+        assert played.job.code == 0, played.job.output
+        assert played.workers[0] == {"dying": ""}, played.job.output
+    else:
+        assert played.job.code == 137, played.job.output
+        assert played.job.seconds < 60
+
+
+@pytest.mark.timeout(300)
+def test_a_server_dies_and_three_go_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    first = play(tmp_path, "restarted")
+    assert first.job.code == 137, first.job.output
+    assert re.search(r"server 1 on \S+ was ended by signal 9 \(SIGKILL\)", first.job.output)
+    assert first.job.seconds < 60
+    second = play(tmp_path, "restarted", servers=3)
+    assert second.job.code == 0, second.job.output
+    assert second.workers == ({"restarted": ""}, {"restarted": ""}), second.job.output
+
+
+def test_what_makes_no_sense_is_refused_without_servers() -> None:
+    for mode, options, sentence in (
+        ("parameter_server", {}, "needs parameter servers, but by this process alone there are none"),
+        (
+            "multi_worker",
+            {"staleness": 2},
+            r'strategy\("multi_worker"\) has no options of its own. Received: staleness',
+        ),
+        ("parameter_server", {"stale": 2}, r"has the options updates, staleness, gather.* Received: stale"),
+        (
+            "parameter_server",
+            {"communicator": "ring"},
+            r"its gradients go to servers. Received: .*communicator=\"ring\"",
+        ),
+    ):
+        given: dict[str, Any] = options
+        with pytest.raises(hvd.ConfigurationError, match=sentence):
+            strategy(mode, **given)
+
+
+@every_keras
+def test_a_distributed_optimizer_is_not_put_around_servers(family: Family) -> None:
+    served: Any = ParameterServerOptimizer(family.optimizers.SGD(0.1), None)  # type: ignore[arg-type]
+    with pytest.raises(hvd.OptimizerError, match="The updates of this SGD are made by parameter servers"):
+        hvd.DistributedOptimizer(served)
