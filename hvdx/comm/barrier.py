@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from hvdx.comm.agreement import Agreement
 from hvdx.comm.communicator import Label
-from hvdx.comm.order import in_order, placed
+from hvdx.comm.operation import in_turn
+from hvdx.comm.order import in_order
 from hvdx.comm.signature import Signature
 
 
@@ -28,7 +29,7 @@ def barrier(agreement: Agreement, label: Label) -> Any:
         return None
 
     def build() -> list[Any]:
-        return [tf.group(tf.numpy_function(placed(wait), [], [tf.int8], stateful=True))]
+        return [tf.group(in_turn(wait, [], [tf.int8]))]
 
     [done] = in_order(build, about=signature.describe())
     return done

@@ -21,7 +21,8 @@ from hvdx.comm.buffers import BufferPool
 from hvdx.comm.communicator import Communicator, Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.first_batch import fingerprint, warn_if_equal
-from hvdx.comm.order import in_order, placed
+from hvdx.comm.operation import in_turn
+from hvdx.comm.order import in_order
 from hvdx.comm.reduce_op import ReduceOp, is_half, require_reducible
 from hvdx.comm.signature import Signature, TensorSpec, check_thresholds
 from hvdx.logs import log
@@ -234,7 +235,7 @@ def _as_operation(
         return [tf.convert_to_tensor(result, dtype) for result, dtype in zip(results, dtypes, strict=True)]
 
     def build() -> list[Any]:
-        return _as_list(tf.numpy_function(placed(function), tensors, dtypes, stateful=True))
+        return _as_list(in_turn(function, tensors, dtypes))
 
     outputs = in_order(build, tensors, about=about)
     for output, shape in zip(outputs, shapes or [tensor.shape for tensor in tensors], strict=True):

@@ -20,6 +20,7 @@ from hvdx.comm.agreement import Waiting
 from hvdx.comm.communicator import Topology
 from hvdx.comm.host import HostCommunicator, as_array
 from hvdx.comm.mpi_library import MPI
+from hvdx.comm.operation import in_turn
 from hvdx.comm.point_to_point import PointToPoint
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.comm.signature import Signature
@@ -161,7 +162,7 @@ class MpiCommunicator(HostCommunicator):
         if tf.executing_eagerly():
             run(as_array(tensor))
             return None
-        return tf.group(tf.numpy_function(run, [tensor], [tf.int8], stateful=True))
+        return tf.group(in_turn(run, [tensor], [tf.int8]))
 
     def recv(self, dtype: Any, shape: Any, source: int, tag: int) -> Any:
         self._check_rank(source, "source")
@@ -172,7 +173,7 @@ class MpiCommunicator(HostCommunicator):
 
         if tf.executing_eagerly():
             return tf.convert_to_tensor(run(), dtype)
-        result = tf.numpy_function(run, [], dtype, stateful=True)
+        result = in_turn(run, [], dtype)
         result.set_shape(shape)
         return result
 

@@ -29,7 +29,8 @@ from hvdx.comm.communicator import Communicator, Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.first_batch import fingerprint, warn_if_equal
 from hvdx.comm.monitor import Monitor
-from hvdx.comm.order import current_place, in_order, placed
+from hvdx.comm.operation import in_turn
+from hvdx.comm.order import current_place, in_order
 from hvdx.comm.reduce_op import ReduceOp, require_reducible
 from hvdx.comm.roster import TOKEN_BYTES, Roster
 from hvdx.comm.signature import Signature, check_thresholds
@@ -219,10 +220,10 @@ class NativeCommunicator(Communicator):
             return np.zeros((), np.int8)
 
         rows = tf.shape(tensors[0], tf.int64)[0] if call.ragged else tf.constant(0, tf.int64)
-        numbers = tf.numpy_function(placed(agree), [rows, fingerprint_op(call, tensors)], tf.int64, stateful=True)
+        numbers = in_turn(agree, [rows, fingerprint_op(call, tensors)], tf.int64)
         numbers.set_shape([2 + self.topology.size])
         results = self._payload(call, shapes, [tensor.dtype for tensor in tensors])(numbers, *tensors)
-        with tf.control_dependencies(results), tf.control_dependencies([tf.numpy_function(end, [], tf.int8)]):
+        with tf.control_dependencies(results), tf.control_dependencies([in_turn(end, [], tf.int8)]):
             return [tf.identity(result) for result in results]
 
     def _run_by_numpy(self, call: Call, tensors: list[Any]) -> list[Any]:
@@ -235,7 +236,7 @@ class NativeCommunicator(Communicator):
                 results, _ = self._run_now(call, arrays)
             return [result.numpy() for result in results]
 
-        results = tf.numpy_function(placed(run), tensors, dtypes, stateful=True)
+        results = in_turn(run, tensors, dtypes)
         for result, tensor in zip(results, tensors, strict=True):
             if tensor.shape.rank is not None:
                 result.set_shape([None, *tensor.shape[1:]] if call.ragged else tensor.shape)

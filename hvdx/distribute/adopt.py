@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from hvdx import keras_api
+from hvdx.distribute.batch_norm import adapt_batch_norm
+from hvdx.distribute.written_files import adapt_written_files
 from hvdx.training.loss_scale import adapt_loss_scaling
 from hvdx.training.under_strategy import are_in_hand, building, current, reduces_by_itself
 from hvdx.training.xla import is_distributed, switch_auto_off
@@ -22,6 +24,8 @@ def adapt_keras_3() -> None:
         keras_api.change_method(cls, "apply", _adopting)
     keras_api.change_method(keras_api.tensorflow_trainer_class_of_keras_3(), "_maybe_symbolic_build", _announced)
     adapt_loss_scaling()
+    adapt_batch_norm()
+    adapt_written_files()
     switch_auto_off()
 
 

@@ -9,6 +9,8 @@ from hvdx.keras_api.changing import change_method, hooked_class
 from hvdx.keras_api.families import (
     Family,
     base_names,
+    batch_normalization_class_of_keras_3,
+    callback_class_of_keras_3,
     classes_with_apply_gradients_of_keras_2,
     classes_with_apply_of_keras_3,
     family,
@@ -26,6 +28,7 @@ from hvdx.keras_api.models import (
     check_optimizer_of_model,
     inputs_of,
     is_built,
+    is_saving,
     layers,
     loss_weight,
     model_classes,
@@ -49,12 +52,15 @@ from hvdx.keras_api.optimizers import (
     velocities,
 )
 from hvdx.keras_api.seeds import index_of_seed, seed_of_rank
+from hvdx.keras_api.statistics import is_moving_statistic
 
 __all__ = [
     "Family",
     "arrays_of_running_fit",
     "base_names",
+    "batch_normalization_class_of_keras_3",
     "build_optimizer",
+    "callback_class_of_keras_3",
     "change_method",
     "check_optimizer_of_model",
     "classes_with_apply_gradients_of_keras_2",
@@ -66,7 +72,9 @@ __all__ = [
     "inputs_of",
     "is_built",
     "is_loss_scale_optimizer",
+    "is_moving_statistic",
     "is_optimizer",
+    "is_saving",
     "layers",
     "learning_rate",
     "learning_rate_is_number",

@@ -173,6 +173,20 @@ def tensorflow_trainer_class_of_keras_3() -> Any:
     return cls if cls is not None and hasattr(cls, "_maybe_symbolic_build") else None
 
 
+def callback_class_of_keras_3(name: str) -> Any:
+    """Return a class of `keras.callbacks` of Keras 3 where Keras 3 has been imported, else None."""
+    if "keras.src.trainers.trainer" not in sys.modules:
+        return None
+    return getattr(sys.modules.get("keras.src.callbacks"), name, None)
+
+
+def batch_normalization_class_of_keras_3() -> Any:
+    """Return the layer's class where Keras 3 has been imported, else None."""
+    module = sys.modules.get("keras.src.layers.normalization.batch_normalization")
+    cls = getattr(module, "BatchNormalization", None)
+    return cls if cls is not None and "keras.src.trainers.trainer" in sys.modules else None
+
+
 def trainer_class_of_keras_3() -> Any:
     """Return Keras 3's Trainer class where Keras 3 has been imported, else None."""
     module = sys.modules.get("keras.src.trainers.trainer")

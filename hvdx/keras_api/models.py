@@ -50,6 +50,15 @@ def overrides_train_step(model: Any) -> bool:
     return not _is_keras(owner)
 
 
+def is_saving() -> bool:
+    """Return whether tf_keras or Keras 2 now traces a layer for a SavedModel, which must hold all that it needs."""
+    for name in ("tf_keras", "keras"):
+        module = sys.modules.get(f"{name}.src.engine.base_layer_utils")
+        if module is not None and module.call_context().saving:
+            return True
+    return False
+
+
 def inputs_of(data: Any) -> Any:
     """Return x of what a dataset yields: x, (x,), (x, y) or (x, y, sample weights)."""
     return data[0] if isinstance(data, tuple | list) else data

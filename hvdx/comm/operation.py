@@ -1,0 +1,63 @@
+"""One operation of a graph that takes part in a collective, and the ticket that keeps such operations in order.
+
+In a `tf.function` TensorFlow runs in the order of the program what touches the same resource, and what touches none.
+A `tf.cond` or an inner function with variables and a collective inside touches those variables only, so nothing would
+tie it to a collective before or after it. So each collective takes one more input: the handle of a variable that is
+never read, the ticket, which all collectives of a process share.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from hvdx import keras_api
+from hvdx.comm.order import placed
+
+_lock = threading.Lock()
+_ticket: Any = None
+
+# TensorFlow describes a handle to numpy in a way that numpy 1 has warned of; nobody looks at the array.
+warnings.filterwarnings("ignore", r"Passing \(type, 1\) or '1type'", FutureWarning)
+
+
+def in_turn(function: Callable[..., Any], tensors: Sequence[Any], dtypes: Any) -> Any:
+    """Return the results of an operation in a graph that runs `function` on the tensors' arrays, in its turn.
+
+    Args:
+        function: takes an array for each tensor, and returns one or a list, as `dtypes` says.
+        tensors: what it works on.
+        dtypes: of what it returns.
+    """
+    run = placed(function)
+    ticket = _ticket_here()
+    if ticket is None:
+        return tf.numpy_function(run, tensors, dtypes, stateful=True)
+
+    @tf.autograph.experimental.do_not_convert
+    def without_ticket(*arrays: np.ndarray) -> Any:
+        return run(*arrays[:-1])
+
+    return tf.numpy_function(without_ticket, [*tensors, ticket], dtypes, stateful=True)
+
+
+def _ticket_here() -> Any:
+    """Return the ticket's handle, or None where it cannot be used.
+
+    A session's graph has another order (`order.py`), and a layer that is saved must not need what is not part of it.
+    """
+    global _ticket
+    if not tf.compat.v1.executing_eagerly_outside_functions() or keras_api.is_saving():
+        return None
+    with _lock:
+        if _ticket is None:
+            # not tf.Variable: a strategy's scope would make one for each of its replicas
+            with tf.init_scope(), tf.device("CPU:0"):
+                _ticket = ResourceVariable(np.int8(0), trainable=False, name="hvdx_ticket")
+    return _ticket.handle
