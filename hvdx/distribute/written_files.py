@@ -7,30 +7,24 @@ may hold variables that are reduced over all ranks as they are read, so that all
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hvdx import keras_api, world
 from hvdx.errors import CheckpointError
-from hvdx.ops.broadcast import broadcast_variables
 from hvdx.ops.objects import broadcast_object
 from hvdx.training.under_strategy import is_of_hvdx
 
-_PATHS_OF_BACKUP = (
-    "backup_dir",
-    "_weights_path",
-    "_training_metadata_path",
-    "_prev_weights_path",
-    "_prev_training_metadata_path",
-)
+_FILES_OF_BACKUP = ("_weights_path", "_training_metadata_path", "_prev_weights_path", "_prev_training_metadata_path")
 
 
 def adapt_written_files() -> None:
     """Adapt the callbacks of Keras 3, where it has been imported."""
-    keras_api.change_method(keras_api.callback_class_of_keras_3("ModelCheckpoint"), "_save_model", _aside("filepath"))
+    keras_api.change_method(keras_api.callback_class_of_keras_3("ModelCheckpoint"), "_save_model", _checkpoint_aside)
     backup = keras_api.callback_class_of_keras_3("BackupAndRestore")
     keras_api.change_method(backup, "_save_model", _backup_aside)
     keras_api.change_method(backup, "on_train_begin", _restored_everywhere)
@@ -46,35 +40,36 @@ def _writes_aside(model: Any) -> bool:
     return is_of_hvdx(strategy) and world.size() > 1 and not strategy.extended.should_checkpoint
 
 
-def _aside(*paths: str) -> Callable[[Any], Any]:
-    """Return the change by which a method writes to a folder of its own on the ranks whose files are not wanted."""
-    if paths not in _changes:  # the same change is made once, however often it is asked for
-
-        def change(original: Any) -> Any:
-            def save(self: Any, *args: Any, **kwargs: Any) -> Any:
-                if not _writes_aside(self.model):
-                    return original(self, *args, **kwargs)
-                before = {name: getattr(self, name) for name in paths}
-                with tempfile.TemporaryDirectory(prefix="hvdx-not-rank-0-") as folder:
-                    try:
-                        for name, path in before.items():
-                            setattr(self, name, str(Path(folder, Path(path).name)))
-                        return original(self, *args, **kwargs)
-                    finally:
-                        for name, path in before.items():
-                            setattr(self, name, path)
-
-            return save
-
-        _changes[paths] = change
-    return _changes[paths]
+@contextlib.contextmanager
+def _elsewhere(callback: Any, *paths: str) -> Iterator[None]:
+    """Let attributes of a callback name files in a folder that is removed after the block."""
+    before = {name: getattr(callback, name) for name in paths}
+    with tempfile.TemporaryDirectory(prefix="hvdx-not-rank-0-") as folder:
+        try:
+            for name, path in before.items():
+                setattr(callback, name, str(Path(folder, Path(path).name)))
+            yield
+        finally:
+            for name, path in before.items():
+                setattr(callback, name, path)
 
 
-_changes: dict[tuple[str, ...], Callable[[Any], Any]] = {}
+def _checkpoint_aside(original: Any) -> Any:
+    def save(self: Any, *args: Any, **kwargs: Any) -> None:
+        with _elsewhere(self, "filepath") if _writes_aside(self.model) else contextlib.nullcontext():
+            original(self, *args, **kwargs)
+
+    return save
 
 
 def _backup_aside(original: Any) -> Any:
-    return _aside(*_PATHS_OF_BACKUP)(original)
+    def save(self: Any) -> None:
+        with (
+            _elsewhere(self, "backup_dir", *_FILES_OF_BACKUP) if _writes_aside(self.model) else contextlib.nullcontext()
+        ):
+            original(self)
+
+    return save
 
 
 def _on_rank_0(original: Any) -> Any:
@@ -85,28 +80,29 @@ def _on_rank_0(original: Any) -> Any:
 
 
 def _restored_everywhere(original: Any) -> Any:
-    """Let rank 0 restore, and the others get what it has: they need not see its files."""
+    """Let every rank restore what rank 0 finds: the others need not see its files."""
 
     def on_train_begin(self: Any, logs: Any = None) -> None:
         if not is_of_hvdx(self.model.distribute_strategy) or world.size() == 1:
             original(self, logs)
             return
-        failure, found = None, False
+        failure, files = None, {}
         if world.rank() == 0:
-            found = Path(self._weights_path).exists() or Path(self._prev_weights_path).exists()
+            try:
+                present = [name for name in _FILES_OF_BACKUP if Path(getattr(self, name)).exists()]
+                files = {name: Path(getattr(self, name)).read_bytes() for name in present}
+            except OSError as error:
+                failure = str(error)
+        failure, files = broadcast_object((failure, files), 0, name="the files of a backup")
+        if failure is not None:
+            raise CheckpointError(f"Rank 0 cannot read the backup in {self.backup_dir}: {failure}")
+        with _elsewhere(self, *_FILES_OF_BACKUP) if world.rank() else contextlib.nullcontext():
+            for name, content in files.items() if world.rank() else ():
+                Path(getattr(self, name)).write_bytes(content)
             try:
                 original(self, logs)
-            except Exception as error:
-                failure = f"Rank 0 cannot restore {self.backup_dir}: {type(error).__name__}: {error}"
-        failure, found, epoch = broadcast_object((failure, found, self.model._initial_epoch), 0, name="a backup")
-        if failure is not None:
-            raise CheckpointError(failure)
-        if found:
-            optimizer = self.model.optimizer
-            if optimizer is not None and not optimizer.built:
-                optimizer.build(self.model.trainable_variables)
-            broadcast_variables([*self.model.weights, *keras_api.optimizer_variables(optimizer)], 0)
-            self.model._initial_epoch = epoch
+            except OSError as error:
+                raise CheckpointError(f"The backup in {self.backup_dir} cannot be restored: {error}") from error
 
     return on_train_begin
 
