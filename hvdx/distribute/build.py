@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdx import world
-from hvdx.distribute.adopt import adapt_keras_2, adapt_keras_3
+from hvdx.distribute.adopt import adapt_keras_3
 from hvdx.distribute.cluster import Cluster, Role, resolve
 from hvdx.distribute.description import Description
 from hvdx.errors import ConfigurationError, UnsupportedError, WorldError
@@ -53,12 +53,20 @@ def parameter_server(
             f'strategy("parameter_server") needs parameter servers, but by {found.source} there are none. Start the '
             "program with them: hvdxrun -np 2 --servers 1 python train.py"
         )
-    job = _join_with_servers(found)
-    from hvdx.distribute.parameter_server.strategy import ParameterServerStrategy
+    if backend == "tensorflow":
+        from hvdx.distribute.stock_servers import stock_strategy
 
-    adapt_keras_3()
-    adapt_keras_2()
-    return ParameterServerStrategy(job, devices[0] if devices else _own_device(), bytes_per_pack, **options)
+        made = stock_strategy(found, options)
+        return _described(made, "parameter_server", f"TensorFlow's gRPC to {found.servers} parameter server(s)")
+    job = _join_with_servers(found)
+    from hvdx.distribute.parameter_server.options import Options
+    from hvdx.distribute.parameter_server.strategy import AsynchronousStrategy, SynchronousStrategy
+
+    checked = Options(workers=job.workers, servers=job.servers, **options)
+    device = devices[0] if devices else _own_device()
+    if checked.updates == "asynchronous":
+        return AsynchronousStrategy(job, checked, device)
+    return SynchronousStrategy(job, checked, device, bytes_per_pack)
 
 
 def mirrored(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
@@ -72,11 +80,11 @@ def mirrored(devices: Sequence[str], communicator: str, bytes_per_pack: int | No
         made, within = stock_mirrored(devices_of_rank(devices), communicator, bytes_per_pack)
         return _described(made, "mirrored", within)
     _join(found)
-    from hvdx.distribute.mirrored import MirroredStrategy
+    from hvdx.distribute.mirrored import mirrored_strategy
 
     adapt_keras_3()
     algorithm = communicator.partition("-")[2] or "auto"
-    return MirroredStrategy(devices_of_rank(devices), algorithm, bytes_per_pack)
+    return mirrored_strategy(devices_of_rank(devices), algorithm, bytes_per_pack)
 
 
 def one_device(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:

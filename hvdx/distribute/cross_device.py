@@ -97,7 +97,7 @@ class CrossDeviceOps(tf.distribute.CrossDeviceOps):
 
     @property
     def _num_between_graph_workers(self) -> int:
-        return world.size()
+        return world.size() if world.is_initialized() else 1
 
     def reduce_implementation(self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any) -> Any:
         """Return one value reduced, where `destinations` says."""
@@ -107,17 +107,18 @@ class CrossDeviceOps(tf.distribute.CrossDeviceOps):
         """Return the values reduced, each where its destination says."""
         values = [value.values for value, _ in value_destination_pairs]
         targets = [cross_device_ops.get_devices_from(destination) for _, destination in value_destination_pairs]
-        sums = self.sums(values, targets, self._between_ranks if world.size() > 1 else None)
+        ranks = self._num_between_graph_workers
+        sums = self.sums(values, targets, self._between_ranks if ranks > 1 else None)
         if reduce_op is tf.distribute.ReduceOp.MEAN:
-            counts = [len(parts) * world.size() for parts in values]
-            sums = [[_divided(part, count) for part in parts] for parts, count in zip(sums, counts, strict=True)]
+            counts = [len(parts) * ranks for parts in values]
+            sums = [[divided(part, count) for part in parts] for parts, count in zip(sums, counts, strict=True)]
         return [regrouped(parts) for parts in sums]
 
     def _gather_implementation(self, per_replica_value: Any, destinations: Any, axis: int, options: Any) -> Any:
         devices = cross_device_ops.get_devices_from(destinations)
         with tf.device(devices[0]):
             joined = tf.concat(list(per_replica_value.values), axis)
-        return regrouped(_copies(gather(joined, axis), devices))
+        return regrouped(_copies(gather(joined, axis) if self._num_between_graph_workers > 1 else joined, devices))
 
     # -- the steps -------------------------------------------------------------------------------------------------
 
@@ -180,9 +181,10 @@ def _total(parts: Sequence[Any], device: str) -> Any:
         return tf.identity(total)
 
 
-def _divided(value: Any, count: int) -> Any:
+def divided(value: Any, count: int) -> Any:
+    """Return a tensor, or slices, divided; integers stay integers."""
     if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(_divided(value.values, count), value.indices, value.dense_shape)
+        return tf.IndexedSlices(divided(value.values, count), value.indices, value.dense_shape)
     number = tf.cast(count, value.dtype)
     return tf.truncatediv(value, number) if value.dtype.is_integer else value / number
 

@@ -13,37 +13,27 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops, distribute_lib, distribute_utils, input_util
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended as _Extended
-from tensorflow.python.distribute.values import DistributedValues, MirroredVariable
+from tensorflow.python.distribute.values import DistributedValues
 
-from hvdx import keras_api, world
+from hvdx import world
 from hvdx.distribute.adopt import adapt_keras_3
-from hvdx.distribute.between_ranks import broadcast_new, own, shards_of
+from hvdx.distribute.batch_norm import averaged_on_reading
+from hvdx.distribute.between_ranks import gather, own, shards_of
 from hvdx.distribute.cross_device import CrossDeviceOps
 from hvdx.distribute.description import Description
-from hvdx.distribute.mirrored_update import update_in_replica
+from hvdx.distribute.mirrored_update import reduce_in_replica, update_in_replica
+from hvdx.distribute.mirrored_variables import started
+from hvdx.distribute.multi_worker import MultiWorkerStrategy
 from hvdx.training.under_strategy import are_in_hand, is_building
 from hvdx.version import __version__
 
 
-class MirroredStrategy(tf.distribute.MirroredStrategy):
-    """One replica a device; each rank of the world has the same number of them, and all train together.
-
-    Args:
-        devices: this rank's devices.
-        algorithm: how values move between them; see `CrossDeviceOps`.
-        bytes_per_pack: largest fusion buffer; HVDX_FUSION_THRESHOLD where it is None.
-
-    The global batch is what a dataset's batch is: it is cut among the ranks, and in each among the devices.
-    """
+class _Mirrored:
+    """What the strategy of one process and that of several have in common."""
 
     hvdx_strategy = True
     hvdx_reduces = True
-
-    def __init__(self, devices: Sequence[str], algorithm: str = "auto", bytes_per_pack: int | None = None) -> None:
-        ops = CrossDeviceOps(algorithm, bytes_per_pack)
-        # Past the constructor of MirroredStrategy, which makes an extended strategy of its own.
-        tf.distribute.Strategy.__init__(self, MirroredExtended(self, devices, ops))
-        ops.algorithm_on(self.extended.worker_devices)
+    extended: Any
 
     def describe(self) -> str:
         """Return which ranks, devices and transport this strategy has resolved to."""
@@ -61,18 +51,79 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
         return Description.of(self, "mirrored", ", ".join(ways) or "none: one replica", f"hvdx {__version__}")
 
 
+class MirroredStrategy(_Mirrored, tf.distribute.MirroredStrategy):
+    """One replica a device of this process.
+
+    Args:
+        devices: full names.
+        ops: how values move between them.
+
+    The global batch is what a dataset's batch is: it is cut among the devices.
+    """
+
+    def __init__(self, devices: Sequence[str], ops: CrossDeviceOps) -> None:
+        # Past the constructor of the class above, which makes an extended strategy of its own.
+        tf.distribute.Strategy.__init__(self, MirroredExtended(self, devices, ops))
+
+
+class HybridStrategy(_Mirrored, MultiWorkerStrategy):
+    """One replica a device of each rank; all ranks have the same number of them, and all replicas train together.
+
+    Args:
+        devices: full names of this rank's.
+        ops: how values move between devices, and between ranks.
+
+    The global batch is what a dataset's batch is: it is cut among the ranks, and in each among the devices.
+    """
+
+    def __init__(self, devices: Sequence[str], ops: CrossDeviceOps) -> None:
+        tf.distribute.Strategy.__init__(self, MirroredExtended(self, devices, ops))
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        """As `tf.distribute.Strategy.reduce`; collective, but for scalars over an axis, which they do not have.
+
+        Keras 3 asks for that mean of what a step returned, and gets the one over this rank's devices.
+        """
+        parts = self.experimental_local_results(value)
+        if axis is not None and all(tf.is_tensor(part) and part.shape.rank == 0 for part in parts):
+            return tf.reduce_mean(tf.stack(parts))
+        return tf.distribute.Strategy.reduce(self, reduce_op, value, axis)
+
+
+def mirrored_strategy(devices: Sequence[str], algorithm: str = "auto", bytes_per_pack: int | None = None) -> Any:
+    """Return the strategy over these devices of this rank, and those of all other ranks.
+
+    Args:
+        devices: full names.
+        algorithm: how values move between devices; see `CrossDeviceOps`.
+        bytes_per_pack: largest fusion buffer; HVDX_FUSION_THRESHOLD where it is None.
+
+    Raises:
+        UnsupportedError: NCCL was asked for, and they are not all GPUs.
+    """
+    ops = CrossDeviceOps(algorithm, bytes_per_pack)
+    ops.algorithm_on(devices)
+    return (MirroredStrategy if world.size() == 1 else HybridStrategy)(devices, ops)
+
+
 class MirroredExtended(_Extended):
     """What of TensorFlow's mirrored strategy is different."""
 
     def __init__(self, strategy: Any, devices: Sequence[str], ops: CrossDeviceOps) -> None:
         super().__init__(strategy, devices=list(devices), cross_device_ops=ops)
         self.hvdx_ops = ops
+        # what tf_keras and Keras 2 ask where several processes train
+        self._task_type, self._task_id, self._num_workers = "worker", world.rank(), world.size()
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
     def hvdx_update(self, update: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any) -> Any:
         """Make an optimizer's update in a replica with gradients that are reduced first."""
         return update_in_replica(self, update, optimizer, gradients, variables)
+
+    def hvdx_reduce(self, gradients: Sequence[Any], variables: Sequence[Any], reducer: Any) -> list[Any]:
+        """Return gradients of a replica reduced over all of them."""
+        return reduce_in_replica(self, gradients, variables, reducer)
 
     def _scope(self, strategy: Any) -> Any:
         adapt_keras_3()  # once more: it may have been imported after the strategy was made
@@ -116,12 +167,8 @@ class MirroredExtended(_Extended):
     # -- variables -------------------------------------------------------------------------------------------------
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        variable = super()._create_variable(next_creator, **kwargs)
-        if type(variable) is MirroredVariable:
-            seed = keras_api.index_of_seed(str(kwargs.get("name") or ""))
-            variable.__class__ = _Variable if seed is None else _OwnVariable
-            _start(variable, seed, kwargs)
-        return variable
+        kwargs = averaged_on_reading(kwargs)
+        return started(super()._create_variable(next_creator, **kwargs), kwargs)
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -146,6 +193,11 @@ class MirroredExtended(_Extended):
                 reduce_op, value, destinations, self._num_replicas_in_sync
             )
         return self.hvdx_ops.reduce(reduce_op, value, destinations)
+
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
+        if not isinstance(value, DistributedValues):
+            return gather(value, axis)
+        return self.hvdx_ops._gather(value, destinations, axis)
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Sequence[Any], options: Any) -> Any:
         return self.hvdx_ops.batch_reduce(reduce_op, value_destination_pairs)
@@ -181,40 +233,3 @@ class MirroredExtended(_Extended):
         numbers = [self._get_replica_id_in_sync_group(local) for local in range(len(self._devices))]
         values = [value_fn(distribute_lib.ValueContext(number, total)) for number in numbers]
         return distribute_utils.regroup(values, always_wrap=True)
-
-
-class _Variable(MirroredVariable):
-    """A mirrored variable whose parts are changed one by one in an update that all replicas make alike."""
-
-    def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
-        if are_in_hand():
-            return update_fn(self._get_on_device_or_primary(), value, **kwargs)
-        return super()._update_replica(update_fn, value, **kwargs)
-
-
-class _OwnVariable(MirroredVariable):
-    """The state of a source of random numbers, which each replica has of its own."""
-
-    def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
-        return update_fn(self._get_on_device_or_primary(), value, **kwargs)
-
-
-def _start(variable: Any, seed: int | None, given: Any) -> None:
-    """Give a new variable rank 0's value on all devices of all ranks; collective. A seed differs by rank and device.
-
-    Args:
-        variable: the new one.
-        seed: which of its numbers is a seed, if one is.
-        given: what it was created with.
-    """
-    if not tf.executing_eagerly() or variable.dtype in (tf.string, tf.resource):
-        return
-    first, *others = variable.values
-    broadcast_new(first, given)
-    if seed is None and world.size() == 1:
-        return  # TensorFlow has copied it
-    for number, other in enumerate(others, 1):
-        value = first.numpy()
-        if seed is not None:
-            value[seed] = keras_api.seed_of_rank(int(value[seed]), number * world.size())
-        other.assign(value)

@@ -11,7 +11,7 @@ from tensorflow.python.distribute.values import DistributedValues, DistributedVa
 
 from hvdx import keras_api, world
 from hvdx.comm.reduce_op import ReduceOp
-from hvdx.distribute.cross_device import regrouped
+from hvdx.distribute.cross_device import divided, regrouped
 from hvdx.errors import OptimizerError, UnsupportedError
 from hvdx.training.reducer import GradientReducer
 from hvdx.training.under_strategy import gradients_in_hand
@@ -48,6 +48,37 @@ def update_in_replica(extended: Any, update: Callable[..., Any], optimizer: Any,
         gradients = tf.distribute.get_replica_context().merge_call(reduce, args=(gradients,))
     with gradients_in_hand():
         return update(optimizer, gradients, None if variables is None else known)
+
+
+def reduce_in_replica(
+    extended: Any, gradients: Sequence[Any], variables: Sequence[Any], reducer: GradientReducer
+) -> list[Any]:
+    """Return the gradients of a replica reduced over all devices and ranks; collective.
+
+    Args:
+        extended: that of the strategy.
+        gradients: tensors, IndexedSlices or None, one a variable.
+        variables: what they belong to.
+        reducer: how; Average or Sum.
+
+    Raises:
+        UnsupportedError: another operation.
+        GradientError: a gradient is None on some ranks only.
+    """
+    if reducer.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise UnsupportedError(
+            'Under strategy("mirrored") gradients are summed up or averaged over the devices. Received: '
+            f"op={reducer.op.name}."
+        )
+    total = replace(reducer, op=ReduceOp.SUM)
+
+    def reduce(strategy: Any, values: list[Any]) -> list[Any]:
+        return _reduced(extended, total, values, variables)
+
+    sums = tf.distribute.get_replica_context().merge_call(reduce, args=(list(gradients),))
+    if reducer.op is ReduceOp.SUM:
+        return list(sums)
+    return [None if value is None else divided(value, extended._num_replicas_in_sync) for value in sums]
 
 
 def _reduced(extended: Any, reducer: GradientReducer, values: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

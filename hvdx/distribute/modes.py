@@ -72,6 +72,11 @@ def strategy(
     kind = communicator.strip().lower() if isinstance(communicator, str) else communicator
     if kind not in COMMUNICATORS:
         raise ConfigurationError(f"communicator= is one of {', '.join(COMMUNICATORS)}. Received: {communicator!r}.")
+    if kind in _BETWEEN_DEVICES and name != "mirrored":
+        raise ConfigurationError(
+            f'communicator="{kind}" says how the devices of one process exchange, in the mode "mirrored". Received: '
+            f'mode "{name}".'
+        )
     environment.check_threshold(bytes_per_pack)
     known = _OPTIONS.get(name, ())
     unknown = sorted(set(options) - set(known))

@@ -52,7 +52,6 @@ from hvdx.keras_api.optimizers import (
     velocities,
 )
 from hvdx.keras_api.seeds import index_of_seed, seed_of_rank
-from hvdx.keras_api.statistics import is_moving_statistic
 
 __all__ = [
     "Family",
@@ -72,7 +71,6 @@ __all__ = [
     "inputs_of",
     "is_built",
     "is_loss_scale_optimizer",
-    "is_moving_statistic",
     "is_optimizer",
     "is_saving",
     "layers",

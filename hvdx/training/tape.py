@@ -13,6 +13,7 @@ from hvdx.errors import OptimizerError
 from hvdx.ops.convert import to_tensor
 from hvdx.ops.xla import refuse_inside_xla
 from hvdx.training.reducer import GradientReducer
+from hvdx.training.under_strategy import current, reduces_by_itself
 
 
 class DistributedGradientTape:
@@ -62,6 +63,9 @@ class DistributedGradientTape:
     ) -> Any:
         """Return the reduced gradients of `target` with respect to `sources`, in their structure; collective.
 
+        In a replica of `strategy("mirrored")` it is over all devices too. An optimizer there sums up what it is given,
+        as under any strategy: of the average (of losses that are divided by the number of replicas) it makes the sum.
+
         Args:
             target: as for `tf.GradientTape.gradient`.
             sources: tensors or variables (of TensorFlow or any Keras), or nested lists, tuples and dicts of them.
@@ -78,7 +82,11 @@ class DistributedGradientTape:
             gradients = self._tape.gradient(
                 target, [_watched(source) for source in flat], output_gradients, unconnected_gradients
             )
-            reduced = self._reducer.reduce(gradients, [_named(source) for source in flat])
+            named = [_named(source) for source in flat]
+            if reduces_by_itself():
+                reduced = current().extended.hvdx_reduce(gradients, named, self._reducer)
+            else:
+                reduced = self._reducer.reduce(gradients, named)
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def _stopped(self) -> Any:
