@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.saved_model.save_context import in_save_context
 
 from hvdx import keras_api
 from hvdx.comm.order import placed
@@ -53,7 +54,7 @@ def _ticket_here() -> Any:
     A session's graph has another order (`order.py`), and a layer that is saved must not need what is not part of it.
     """
     global _ticket
-    if not tf.compat.v1.executing_eagerly_outside_functions() or keras_api.is_saving():
+    if not tf.compat.v1.executing_eagerly_outside_functions() or keras_api.is_saving() or in_save_context():
         return None
     with _lock:
         if _ticket is None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import hvdx as hvd
 from tests.training.models import BATCH, dense, linear_data
 from tests.training.support import (
+    FAMILIES,
+    KERAS_3,
     Family,
     arrays,
     assert_equal_everywhere,
@@ -63,3 +68,48 @@ def _trained(family: Family, data: Any, batch: int, reduced_by: str) -> tuple[li
         for start in range(0, len(x), batch):
             step(tf.constant(x[start : start + batch]), tf.constant(y[start : start + batch]))
     return [array for model in models for array in arrays(model.weights)], collectives[0]
+
+
+@pytest.mark.parametrize("family", KERAS_3, ids=str)
+def test_two_accumulating_optimizers_beside_a_collective(world: Any, family: Family) -> None:
+    """Accumulation puts the reduction in a tf.cond with variables; what a rank is slow at must not change the order."""
+    variables = [family.keras.Variable(np.zeros(3 + i, "float32")) for i in range(2)]
+    optimizers = [hvd.DistributedOptimizer(family.optimizers.SGD(1.0), backward_passes_per_step=2) for _ in range(2)]
+    for optimizer, variable in zip(optimizers, variables, strict=True):
+        optimizer.build([variable])
+
+    def slow(x: Any, where: int) -> Any:
+        def wait(value: np.ndarray) -> np.ndarray:
+            time.sleep(0.02 if world.rank() % 3 == where else 0)
+            return value
+
+        return tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32, stateful=False), [])
+
+    @tf.function
+    def step(x: Any) -> Any:
+        for where, (optimizer, variable) in enumerate(zip(optimizers, variables, strict=True)):
+            optimizer.apply([tf.ones(variable.shape) * slow(x, where)], [variable])
+        return hvd.allreduce(slow(x, 2))
+
+    def train() -> None:
+        for _ in range(6):
+            assert float(step(tf.constant(1.0 + world.rank()))) == (world.size() + 1) / 2
+        for variable in variables:
+            np.testing.assert_allclose(np.asarray(variable), -3 * (world.size() + 1) / 2)
+
+    together(train)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in KERAS_3], ids=str)
+def test_a_layer_with_a_collective_is_saved(world: Any, family: Family, tmp_path: Path) -> None:
+    keras = family.keras
+
+    class Mean(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        def call(self, x: Any, training: bool = False) -> Any:
+            return hvd.allreduce(x) if training else x
+
+    model = keras.Sequential([keras.layers.Dense(2), Mean()])
+    model.build((None, 3))
+    together(lambda: model.save(str(tmp_path / "saved"), save_format="tf"))
+    x = np.ones((2, 3), "float32")
+    np.testing.assert_allclose(tf.saved_model.load(str(tmp_path / "saved"))(x), model(x), rtol=1e-6)
