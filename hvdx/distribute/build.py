@@ -89,6 +89,9 @@ def mirrored(devices: Sequence[str], communicator: str, bytes_per_pack: int | No
 
 def one_device(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
     """Return TensorFlow's strategy with one device."""
+    _as_tensorflow_does("one_device", communicator, bytes_per_pack)
+    if len(devices) > 1:
+        raise ConfigurationError(f'"one_device" has one device. Received: devices={list(devices)}. Use "mirrored".')
     _no_ranks("one_device", cluster)
     device = devices[0] if devices else _own_device()
     return _described(tf.distribute.OneDeviceStrategy(device), "one_device")
@@ -96,6 +99,7 @@ def one_device(devices: Sequence[str], communicator: str, bytes_per_pack: int | 
 
 def central_storage(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
     """Return TensorFlow's strategy with the variables in one place and replicas on several devices."""
+    _as_tensorflow_does("central_storage", communicator, bytes_per_pack)
     _no_ranks("central_storage", cluster)
     made = tf.distribute.experimental.CentralStorageStrategy(compute_devices=list(devices) or None)
     return _described(made, "central_storage")
@@ -103,6 +107,7 @@ def central_storage(devices: Sequence[str], communicator: str, bytes_per_pack: i
 
 def tpu(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
     """Return TensorFlow's strategy for TPUs."""
+    _as_tensorflow_does("tpu", communicator, bytes_per_pack)
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(devices[0] if devices else "")
         tf.config.experimental_connect_to_cluster(resolver)
@@ -176,6 +181,15 @@ def _no_servers(found: Cluster, mode: str) -> None:
         raise ConfigurationError(
             f'strategy("{mode}") has no parameter servers, but {found.source} says {found.servers} of them. Start '
             "without --servers."
+        )
+
+
+def _as_tensorflow_does(mode: str, communicator: str, bytes_per_pack: int | None) -> None:
+    """Refuse options that a mode of TensorFlow's has no use for."""
+    if communicator not in ("hvdx", "tensorflow") or bytes_per_pack is not None:
+        raise ConfigurationError(
+            f'strategy("{mode}") is TensorFlow\'s own, which has neither communicator= nor bytes_per_pack=. Received: '
+            f'communicator="{communicator}", bytes_per_pack={bytes_per_pack}.'
         )
 
 
