@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import tensorflow as tf
 from hvdx import world
 from hvdx.distribute.adopt import adapt_keras_3
 from hvdx.distribute.cluster import Cluster, Role, resolve
-from hvdx.distribute.description import Description
+from hvdx.distribute.stock import described, refuse_keras_3
 from hvdx.errors import ConfigurationError, UnsupportedError, WorldError
 
 
@@ -57,7 +56,7 @@ def parameter_server(
         from hvdx.distribute.stock_servers import stock_strategy
 
         made = stock_strategy(found, options)
-        return _described(made, "parameter_server", f"TensorFlow's gRPC to {found.servers} parameter server(s)")
+        return described(made, "parameter_server", f"TensorFlow's gRPC to {found.servers} parameter server(s)")
     job = _join_with_servers(found)
     from hvdx.distribute.parameter_server.options import Options
     from hvdx.distribute.parameter_server.strategy import AsynchronousStrategy, SynchronousStrategy
@@ -78,7 +77,7 @@ def mirrored(devices: Sequence[str], communicator: str, bytes_per_pack: int | No
     if not communicator.startswith("hvdx"):
         _no_ranks("mirrored", cluster)
         made, within = stock_mirrored(devices_of_rank(devices), communicator, bytes_per_pack)
-        return _described(made, "mirrored", within)
+        return described(made, "mirrored", within)
     _join(found)
     from hvdx.distribute.mirrored import mirrored_strategy
 
@@ -94,7 +93,7 @@ def one_device(devices: Sequence[str], communicator: str, bytes_per_pack: int | 
         raise ConfigurationError(f'"one_device" has one device. Received: devices={list(devices)}. Use "mirrored".')
     _no_ranks("one_device", cluster)
     device = devices[0] if devices else _own_device()
-    return _described(tf.distribute.OneDeviceStrategy(device), "one_device")
+    return described(tf.distribute.OneDeviceStrategy(device), "one_device")
 
 
 def central_storage(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
@@ -102,7 +101,7 @@ def central_storage(devices: Sequence[str], communicator: str, bytes_per_pack: i
     _as_tensorflow_does("central_storage", communicator, bytes_per_pack)
     _no_ranks("central_storage", cluster)
     made = tf.distribute.experimental.CentralStorageStrategy(compute_devices=list(devices) or None)
-    return _described(made, "central_storage")
+    return described(made, "central_storage")
 
 
 def tpu(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
@@ -119,7 +118,7 @@ def tpu(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, c
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__}. Run it where there is one, or "
             'choose "multi_worker".'
         ) from error
-    return _described(made, "tpu")
+    return described(made, "tpu")
 
 
 def _stock_multi_worker(communicator: str, bytes_per_pack: int | None) -> Any:
@@ -133,18 +132,11 @@ def _stock_multi_worker(communicator: str, bytes_per_pack: int | None) -> Any:
     from hvdx.comm.tensorflow import stock_strategy
 
     world.init("tensorflow")
-    made = stock_strategy("auto" if communicator == "tensorflow" else communicator, bytes_per_pack)
-    return _described(made, "multi_worker", within=f"TensorFlow's {communicator.upper()}")
-
-
-def _described(strategy: Any, mode: str, within: str = "") -> Any:
-    """Give a strategy of TensorFlow's the method `describe`."""
-
-    def describe(self: Any) -> str:
-        return str(Description.of(self, mode, within or "TensorFlow", "stock TensorFlow"))
-
-    strategy.describe = types.MethodType(describe, strategy)
-    return strategy
+    implementation = "auto" if communicator == "tensorflow" else communicator
+    made = described(
+        stock_strategy(implementation, bytes_per_pack), "multi_worker", f"TensorFlow's {implementation.upper()}"
+    )
+    return refuse_keras_3(made, "leave out communicator=, so that hvdx reduces")
 
 
 def _join(found: Cluster) -> None:
