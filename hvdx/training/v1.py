@@ -20,6 +20,8 @@ class V1Hook(DistributedHook):
     """
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        if self._hvdx_hands_over():
+            return super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         pairs = self._hvdx_filled(list(super().compute_gradients(*args, **kwargs)))  # type: ignore[misc]
         if not pairs:
             return pairs
