@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from hvdx.keras_api.families import Family, base_names, family, inner_optimizer, is_loss_scale_optimizer, is_optimizer
 
 
@@ -31,7 +33,11 @@ def build_optimizer(optimizer: Any, variables: Any) -> None:
     if kind is Family.LEGACY:
         inner._create_all_weights(list(variables))
     elif not optimizer_is_built(optimizer):
-        (optimizer if kind is Family.KERAS_3 else inner).build(list(variables))
+        if kind is Family.KERAS_3:
+            optimizer.build(list(variables))
+        else:
+            with tf.name_scope(inner.name or "optimizer"):  # as in the first step, or the slots have other names
+                inner.build(list(variables))
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:

@@ -142,8 +142,8 @@ def _asynchronous(family: Family) -> None:
     y = np.tanh(x[:, :3])
     steps: list[int] = []
     count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(batch))
-    losses = model.fit(x, y, 6, epochs=8, verbose=0, callbacks=[count]).history["loss"]
-    assert len(steps) == 8 * 192 // 6 // 2, "each worker reads its half of the data"
+    losses = model.fit(x, y, 12, epochs=8, verbose=0, callbacks=[count]).history["loss"]
+    assert len(steps) == 8 * 192 // 12
 
     @tf.function
     def step() -> None:
@@ -186,7 +186,7 @@ def play_dying(folder: Path) -> None:
     model.fit(x, y, BATCH, epochs=3, verbose=0, callbacks=[Dying()])
     [stats, _] = made.counters(model)
     assert stats["workers"][1]["gone"] == "was ended by signal 9 (SIGKILL)", stats
-    assert stats["updates"] == 3 * len(x) // BATCH // 2 + stats["workers"][1]["clock"], stats
+    assert stats["updates"] == 3 * len(x) // BATCH + stats["workers"][1]["clock"], stats
 
 
 EPOCHS = 5
@@ -249,6 +249,8 @@ def play_world(folder: Path) -> None:
         ({"updates": "asynchronous", "gather": 3}, "gather=3 gradients, and there are 2"),
         ({"backend": "torch"}, "backend= is hvdx or tensorflow. Received: 'torch'"),
         ({"devices": ["CPU:0", "CPU:1"]}, "has one device a worker"),
+        ({"backend": "tensorflow"}, "has already been joined with the servers communicator. Leave out hvd.init()"),
+        ({"backend": "tensorflow", "gather": 2}, 'Received: gather=2, with backend="tensorflow"'),
     ):
         with pytest.raises(hvd.ConfigurationError, match=re.escape(sentence)):
             strategy("parameter_server", **options)

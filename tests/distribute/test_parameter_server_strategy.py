@@ -108,3 +108,18 @@ def test_a_distributed_optimizer_is_not_put_around_servers(family: Family) -> No
     served: Any = ParameterServerOptimizer(family.optimizers.SGD(0.1), None)  # type: ignore[arg-type]
     with pytest.raises(hvd.OptimizerError, match="The updates of this SGD are made by parameter servers"):
         hvd.DistributedOptimizer(served)
+
+
+@pytest.mark.timeout(300)
+@every_keras
+def test_stock_servers_train_where_keras_can(family: Family) -> None:
+    module = family.keras.__name__.split(".")[0]
+    command = [str(PROGRAM.with_name("stock_servers_program.py")), module]
+    job = run_ranks(2, command, environ={"TF_CPP_MIN_LOG_LEVEL": "3"}, options=["--servers", "2"])
+    assert "gradients move by: TensorFlow's gRPC to 2 parameter server(s)" in job.output
+    if family.keras_name == "keras3":
+        assert job.code == 1, job.output
+        assert "Keras 3 does not train under TensorFlow's own ParameterServerStrategy" in job.output
+    else:
+        assert job.code == 0, job.output
+        assert "trained: variables on servers [0, 1], computed by workers [0, 1]" in job.output

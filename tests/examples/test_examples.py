@@ -103,6 +103,26 @@ def test_custom_loop_digits() -> None:
     fingerprints(run(1, "custom_loop_digits.py", "--epochs", "1"), 1)
 
 
+@needs_scikit_learn
+@pytest.mark.skipif(importlib.util.find_spec("zmq") is None, reason="hvdx[parameter-server] is not installed")
+def test_parameter_server_digits() -> None:
+    command = [str(EXAMPLES / "parameter_server_digits.py")]
+    found = {}
+    for mode, updates in (("", 440), ("--asynchronous", 880)):
+        job = run_ranks(2, [*command, *mode.split()], limit=280, options=["--servers", "2"])
+        assert job.code == 0, job.output
+        found[mode] = accuracy(job.output)
+        assert "strategy parameter_server\n" in job.output
+        assert re.search(rf"2 parameter server\(s\) on \S+, {mode.strip('-') or 'synchronous'}", job.output)
+        counted = re.findall(
+            r"server \d: [\d,]+ bytes of parameters, (\d+) pushes, (\d+) updates, .* (\d+)", job.output
+        )
+        assert [(int(pushes), int(made)) for pushes, made, _ in counted] == [(880, updates)] * 2, "none lost or doubled"
+        assert all(int(staleness) <= 4 for *_, staleness in counted)
+    assert found[""] >= 0.97
+    assert found["--asynchronous"] >= found[""] - 0.01
+
+
 SMALL = ("--model", "MobileNetV2", "--image-size", "32", "--batch-size", "2", "--num-warmup-batches", "1",
          "--num-batches-per-iter", "2", "--num-iters", "2")  # fmt: skip
 

@@ -66,7 +66,7 @@ class ParameterClient(Collective):
                 "A ParameterClient needs at least one server and a worker below the number of workers. Received: "
                 f"addresses={list(addresses)!r}, worker={worker!r}, workers={workers!r}."
             )
-        self.options = Options(updates, workers, len(addresses), staleness, gather, piece_bytes, average)
+        self.options = Options(workers, len(addresses), updates, staleness, gather, piece_bytes, average)
         self.worker = worker
         self.placement: Placement | None = None
         self.rejoined = False

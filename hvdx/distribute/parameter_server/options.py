@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hvdx.distribute.parameter_server.placement import PIECE_BYTES
 from hvdx.errors import ConfigurationError
 
 UPDATES = ("synchronous", "asynchronous")
@@ -18,12 +19,12 @@ class Options:
         ConfigurationError: one of them has no meaning.
     """
 
-    updates: str
     workers: int
     servers: int
-    staleness: int | None
-    gather: int
-    piece_bytes: int
+    updates: str = "synchronous"
+    staleness: int | None = None
+    gather: int = 1
+    piece_bytes: int = PIECE_BYTES
     average: bool = True
 
     def __post_init__(self) -> None:

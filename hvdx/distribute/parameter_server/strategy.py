@@ -1,66 +1,43 @@
-"""The strategy of a worker whose optimizers' updates are made by parameter servers, in step with the others or not."""
+"""The strategies of a worker whose optimizers' updates are made by parameter servers, in step with the others or not.
+
+Optimizers that are used under them push their gradients to servers, which update, and pull the parameters. Either way
+the batch of a dataset is cut among the workers, as `MultiWorkerMirroredStrategy` does it. Servers hold an optimizer's
+variables and slots; the worker's are filled in when `fit` ends, and before Keras, TensorFlow or a callback of hvdx
+saves them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import input_util
+from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute.distribute_utils import select_replica
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
-from hvdx import world
-from hvdx.distribute.between_ranks import broadcast_new, shards_of
+from hvdx.distribute.adopt import adapt_keras_2
+from hvdx.distribute.between_ranks import broadcast_new, own
 from hvdx.distribute.description import Description
-from hvdx.distribute.multi_worker import MultiWorkerExtended
+from hvdx.distribute.multi_worker import MultiWorkerExtended, MultiWorkerStrategy
 from hvdx.distribute.parameter_server.hook import ParameterServerOptimizer, hooked
 from hvdx.distribute.parameter_server.options import Options
-from hvdx.distribute.parameter_server.placement import PIECE_BYTES
 from hvdx.distribute.server_job import WorkerJob
 from hvdx.errors import ConfigurationError
 from hvdx.version import __version__
 
 
-class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
-    """Optimizers that are used under it push their gradients to servers, which update, and pull the parameters.
-
-    Synchronous: one replica a worker, all in sync; every update is made of the gradients of all workers, so that the
-    numbers are those of one process, and values are reduced and gathered between workers. Asynchronous: each worker is
-    a replica of its own, and one is in sync (`num_replicas_in_sync` is 1): nothing is averaged, a loss is that of one
-    worker's batch, and each worker's metrics are its own. Either way each worker reads its share of a distributed
-    dataset (what `fit` and `evaluate` are given), whose batch is that of all replicas in sync.
-
-    A server holds an optimizer's variables and slots. The worker's are filled in when `fit` ends and before Keras or a
-    callback of hvdx saves them; `pull` does it at any time.
+class _Served:
+    """What strategies with servers have in common.
 
     Args:
         job: this worker's part in the job.
-        device: where the replica of this worker lives.
-        bytes_per_pack: largest fusion buffer of reduced values; HVDX_FUSION_THRESHOLD where it is None.
-        updates, staleness, gather, piece_bytes: see `ParameterClient`.
+        options: how workers and servers train together.
     """
 
-    hvdx_strategy = True
-
-    def __init__(
-        self,
-        job: WorkerJob,
-        device: str,
-        bytes_per_pack: int | None = None,
-        *,
-        updates: str = "synchronous",
-        staleness: int | None = None,
-        gather: int = 1,
-        piece_bytes: int = PIECE_BYTES,
-    ) -> None:
-        # raises here, and not in the first step, what a client would refuse
-        self.options = Options(updates, job.workers, job.servers, staleness, gather, piece_bytes)
-        self.job = job
-        synchronous = updates == "synchronous"
-        extended = _Synchronous(self, device, bytes_per_pack) if synchronous else _Asynchronous(self, device)
-        # tf_keras and Keras 2 allow loss scaling with some classes only; OneDeviceStrategy is the one that this is like
-        tf.distribute.Strategy.__init__(self, extended)
+    def __init__(self, job: WorkerJob, options: Options) -> None:
+        self.job, self.options = job, options
 
     def hvdx_adopt(self, optimizer: Any) -> None:
         """Let the servers make the updates of an optimizer."""
@@ -99,7 +76,7 @@ class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
         if hooked(inner) is None:
             self.hvdx_adopt(inner)
         if "hvdx_variables" not in hooked(inner).__dict__ and model is not inner:
-            with self.scope():
+            with self.scope():  # type: ignore[attr-defined]
                 hooked(inner).build(model.trainable_variables)
         self._served(optimizer).hvdx_restore(path)
 
@@ -135,62 +112,78 @@ class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
         return Description.of(self, "parameter_server", words, f"hvdx {__version__}")
 
 
+class SynchronousStrategy(_Served, MultiWorkerStrategy):
+    """One replica a worker, all in sync: an update is made of all workers' gradients; the numbers are one process's.
+
+    Values are reduced and gathered between workers, and metrics count over all of them.
+
+    Args:
+        job: this worker's part in the job.
+        options: how workers and servers train together.
+        device: where the replica of this worker lives.
+        bytes_per_pack: largest fusion buffer of reduced values; HVDX_FUSION_THRESHOLD where it is None.
+    """
+
+    def __init__(self, job: WorkerJob, options: Options, device: str, bytes_per_pack: int | None) -> None:
+        _Served.__init__(self, job, options)
+        tf.distribute.Strategy.__init__(self, _Synchronous(self, device, bytes_per_pack))
+
+
+class AsynchronousStrategy(_Served, tf.distribute.OneDeviceStrategy):
+    """Each worker is a replica of its own, in sync with none but itself: `num_replicas_in_sync` is 1.
+
+    Nothing is averaged: a loss is that of this worker's part of the batch, a value is not reduced with the others', and
+    metrics are a worker's own.
+
+    Args:
+        job, options, device: as above.
+    """
+
+    # tf_keras and Keras 2 allow loss scaling with some classes only; OneDeviceStrategy is the one that this is like
+    hvdx_strategy = True
+
+    def __init__(self, job: WorkerJob, options: Options, device: str) -> None:
+        _Served.__init__(self, job, options)
+        tf.distribute.Strategy.__init__(self, _Asynchronous(self, device, None))
+
+
 class _Synchronous(MultiWorkerExtended):
-    """All workers' replicas are in sync: values are reduced between them, gradients by the servers."""
+    """Values are reduced between the workers, gradients by the servers."""
 
     hvdx_adopts_keras_2 = True
 
     def hvdx_adopt(self, optimizer: Any) -> None:
         self._container_strategy().hvdx_adopt(optimizer)
 
+    def _scope(self, strategy: Any) -> Any:
+        adapt_keras_2()
+        return super()._scope(strategy)
 
-class _Asynchronous(OneDeviceExtended):
-    """This worker's replica is in sync with none but itself; workers share the first values and the input."""
 
-    hvdx_adopts_keras_2 = True
-
-    def hvdx_adopt(self, optimizer: Any) -> None:
-        self._container_strategy().hvdx_adopt(optimizer)
-
-    @property
-    def experimental_between_graph(self) -> bool:
-        return True
+class _Asynchronous(_Synchronous):
+    """Workers share the first values of variables and the input, and nothing else."""
 
     @property
-    def should_checkpoint(self) -> bool:
-        return world.rank() == 0
+    def _num_replicas_in_sync(self) -> int:
+        return 1
 
-    @property
-    def should_save_summary(self) -> bool:
-        return world.rank() == 0
+    def _in_multi_worker_mode(self) -> bool:
+        return False
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
+        return replica_id_in_sync_group
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        return broadcast_new(super()._create_variable(next_creator, **kwargs), kwargs)
+        return broadcast_new(OneDeviceExtended._create_variable(self, next_creator, **kwargs), kwargs)
 
-    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        shards_of(options, "experimental_distribute_dataset")
-        return input_util.get_distributed_dataset(
-            dataset,
-            self._input_workers_with_options(options),
-            self._container_strategy(),
-            num_replicas_in_sync=1,
-            input_context=_own_input(),
-            options=options,
-        )
+    def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return OneDeviceExtended._call_for_each_replica(self, fn, select_replica(0, args), select_replica(0, kwargs))
 
-    def _distribute_datasets_from_function(self, dataset_fn: Callable[..., Any], options: Any) -> Any:
-        shards_of(options, "distribute_datasets_from_function")
-        return input_util.get_distributed_datasets_from_function(
-            dataset_fn,
-            self._input_workers_with_options(options),
-            [_own_input()],
-            self._container_strategy(),
-            options=options,
-        )
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Sequence[Any], options: Any) -> list[Any]:
+        return [tf.nest.map_structure(own, value) for value, _ in value_destination_pairs]
 
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, options: Any) -> Any:
+        return own(value)
 
-def _own_input() -> Any:
-    """Return the input context of a worker that reads its share, in batches of its own."""
-    return tf.distribute.InputContext(
-        num_input_pipelines=world.size(), input_pipeline_id=world.rank(), num_replicas_in_sync=1
-    )
+    def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
+        return value_fn(distribute_lib.ValueContext(0, 1))
