@@ -18,6 +18,7 @@ from hvdx.estimator.hooks import BroadcastGlobalVariablesHook
 from hvdx.estimator.inputs import seeded_alike, with_context
 from hvdx.estimator.lookahead import with_lookahead
 from hvdx.estimator.steps import StepAgreement
+from hvdx.estimator.under_strategy import in_replica
 from hvdx.estimator.writing import hooks_of_this_rank, saving, without_writing
 from hvdx.logs import log
 from hvdx.ops.objects import allgather_object, broadcast_object
@@ -56,7 +57,7 @@ def train_and_evaluate(
     Raises:
         ConfigurationError: the ranks' settings differ, or have no meaning.
         CheckpointError: the checkpoint is of another model.
-        UnsupportedError: `train_distribute` or a TF_CONFIG cluster on several ranks.
+        UnsupportedError: a `train_distribute` that is not hvdx's, or a TF_CONFIG cluster on several ranks.
         MismatchError: another rank failed; says which, and why.
     """
     if evaluation not in ("rank 0", "sharded"):
@@ -65,6 +66,7 @@ def train_and_evaluate(
         result: tuple[Any, Any] = tf.estimator.train_and_evaluate(*_with_contexts(estimator, train_spec, eval_spec))
         return result
     with failing_together():
+        estimator = in_replica(estimator)
         return _run(estimator, train_spec, eval_spec, evaluation == "sharded", evaluation_timeout)
 
 
@@ -116,7 +118,8 @@ def _check(estimator: Any, train_spec: Any, eval_spec: Any, sharded: bool) -> No
     if not wrong and world.size() > 1 and distributes:
         wrong = (
             "RunConfig(train_distribute=...) and TF_CONFIG clusters distribute by themselves, and cannot be combined "
-            f"with {world.size()} ranks. Leave them out: the ranks are the replicas."
+            f"with {world.size()} ranks. Leave them out: the ranks are the replicas; or pass "
+            'train_distribute=hvdx.distribute.strategy("multi_worker").'
         )
     mine = {
         "wrong": wrong,

@@ -10,6 +10,7 @@ from hvdx.errors import UnsupportedError
 from hvdx.ops.broadcast import broadcast_variables
 from hvdx.training.accumulation import update_where
 from hvdx.training.hooks import DistributedHook
+from hvdx.training.under_strategy import gradients_in_hand
 
 
 class V1Hook(DistributedHook):
@@ -31,10 +32,22 @@ class V1Hook(DistributedHook):
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None) -> Any:
         pairs = list(grads_and_vars)
         update = super().apply_gradients  # type: ignore[misc]
+        if not self._hvdx_hands_over():
+            update = _in_hand(update)
         ends_update = self.__dict__.get("hvdx_ends_update")  # which stays, for the pairs may be applied in parts
         if ends_update is None:
             return update(pairs, global_step, name)
         return update_where(ends_update, lambda: update(pairs, global_step, name))
+
+
+def _in_hand(update: Any) -> Any:
+    """Return the update as it is where `compute_gradients` has reduced: a strategy must not do it again."""
+
+    def once(*args: Any) -> Any:
+        with gradients_in_hand():
+            return update(*args)
+
+    return once
 
 
 def broadcast_global_variables(root_rank: int = 0) -> Any:
