@@ -17,7 +17,7 @@ from hvdx.training.under_strategy import is_of_hvdx
 
 def in_replica(estimator: Any) -> Any:
     """Return the Estimator without its strategy, if that is hvdx's: its model_fn trains in a replica."""
-    strategy = getattr(estimator.config, "train_distribute", None)
+    strategy: Any = getattr(estimator.config, "train_distribute", None)
     if not is_of_hvdx(strategy):
         return estimator
     model_fn = estimator._model_fn
