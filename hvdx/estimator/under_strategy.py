@@ -11,6 +11,7 @@ import contextlib
 import copy
 from typing import Any
 
+from hvdx.errors import UnsupportedError
 from hvdx.estimator.inputs import asking_like
 from hvdx.training.under_strategy import is_of_hvdx
 
@@ -20,6 +21,12 @@ def in_replica(estimator: Any) -> Any:
     strategy: Any = getattr(estimator.config, "train_distribute", None)
     if not is_of_hvdx(strategy):
         return estimator
+    if len(strategy.extended.worker_devices) > 1:
+        raise UnsupportedError(
+            "train_and_evaluate on several ranks trains on one device of each. Received: train_distribute with "
+            f"{', '.join(strategy.extended.worker_devices)}. Start a rank for each device, with "
+            'strategy("multi_worker").'
+        )
     model_fn = estimator._model_fn
 
     @asking_like(model_fn)

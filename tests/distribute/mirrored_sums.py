@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -21,7 +22,7 @@ DTYPES = [tf.float32, tf.float16, tf.float64, tf.bfloat16, tf.int32, tf.int64, t
 
 def play_sums() -> None:
     """Whole numbers, so that every order of adding gives the same bits."""
-    for algorithm, count in itertools.product(("auto", "ring", "hierarchical"), (2, 3, 4, 5)):
+    for algorithm, count in itertools.product(("ring", "hierarchical"), (2, 3, 4, 5)):
         for pack in (None, 64):
             ops = CrossDeviceOps(algorithm, pack)
             for function in (_reduced, tf.function(_reduced)):
@@ -44,10 +45,12 @@ def _given(places: list[str]) -> list[list[Any]]:
         values.append(parts)
     indices = [[3, 0, 3], [1], [], [2, 2], [0, 3]]
     rows = [rng.integers(-4, 5, (len(index), 2)).astype("f") for index in indices]
-    values.append(
-        [_on(place, lambda i=i: tf.IndexedSlices(rows[i], tf.constant(indices[i], tf.int64), tf.constant([5, 2])))
-         for i, place in enumerate(places)]
-    )  # fmt: skip
+
+    def slices(number: int) -> Any:
+        indexes = tf.constant(indices[number], tf.int64)
+        return tf.IndexedSlices(tf.constant(rows[number]), indexes, tf.constant([5, 2]))
+
+    values.append([_on(place, functools.partial(slices, number)) for number, place in enumerate(places)])
     return values
 
 
