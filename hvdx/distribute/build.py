@@ -55,8 +55,7 @@ def parameter_server(
     if backend == "tensorflow":
         from hvdx.distribute.stock_servers import stock_strategy
 
-        made = stock_strategy(found, options)
-        return described(made, "parameter_server", f"TensorFlow's gRPC to {found.servers} parameter server(s)")
+        return stock_strategy(found, options)
     job = _join_with_servers(found)
     from hvdx.distribute.parameter_server.options import Options
     from hvdx.distribute.parameter_server.strategy import AsynchronousStrategy, SynchronousStrategy
@@ -115,7 +114,7 @@ def tpu(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, c
     except Exception as error:  # TensorFlow raises many kinds, by where it notices that there is none
         raise UnsupportedError(
             f'strategy("tpu") is TensorFlow\'s own TPUStrategy, and TensorFlow finds no TPU here: '
-            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}. Run it where there is one, or "
+            f"{str(error).splitlines()[0].rstrip('.') if str(error) else type(error).__name__}. Run it where there is one, or "
             'choose "multi_worker".'
         ) from error
     return described(made, "tpu")

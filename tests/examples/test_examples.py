@@ -104,6 +104,21 @@ def test_custom_loop_digits() -> None:
 
 
 @needs_scikit_learn
+def test_strategy_digits(tmp_path: Path) -> None:
+    output = run(2, "strategy_digits.py", "--epochs", "8", "--checkpoints", str(tmp_path / "digits.keras"))
+    assert accuracy(output) >= 0.95
+    fingerprints(output, 2)
+    for line in ("strategy multi_worker", "replicas in sync: 2", "ranks: 2 (this is rank 0)", "mpi between ranks"):
+        assert line in output
+    assert [path.name for path in tmp_path.iterdir()] == ["digits.keras"]
+    for mode in ("one_device", "central_storage"):
+        output = run(1, "strategy_digits.py", "--mode", mode, "--epochs", "4")
+        assert accuracy(output) >= 0.9
+        assert f"strategy {mode}\n" in output
+        assert "strategy made by: stock TensorFlow" in output
+
+
+@needs_scikit_learn
 @pytest.mark.skipif(importlib.util.find_spec("zmq") is None, reason="hvdx[parameter-server] is not installed")
 def test_parameter_server_digits() -> None:
     command = [str(EXAMPLES / "parameter_server_digits.py")]
