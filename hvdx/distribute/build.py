@@ -112,10 +112,10 @@ def tpu(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, c
         tf.tpu.experimental.initialize_tpu_system(resolver)
         made = tf.distribute.TPUStrategy(resolver)
     except Exception as error:  # TensorFlow raises many kinds, by where it notices that there is none
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise UnsupportedError(
-            f'strategy("tpu") is TensorFlow\'s own TPUStrategy, and TensorFlow finds no TPU here: '
-            f"{str(error).splitlines()[0].rstrip('.') if str(error) else type(error).__name__}. Run it where there is one, or "
-            'choose "multi_worker".'
+            f'strategy("tpu") is TensorFlow\'s own TPUStrategy, and TensorFlow finds no TPU here: {reason}. Run it '
+            'where there is one, or choose "multi_worker".'
         ) from error
     return described(made, "tpu")
 
