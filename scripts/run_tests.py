@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from pathlib import Path
 RUN_LIMIT_SECONDS = 2400.0
 # Below the 90 minutes that CI gives, environments and Horovod's build included, so that the table is always printed.
 PLAN_LIMIT_SECONDS = 4200.0
+# Runs at the same time. A run waits much of its time: for processes to start, for limits to pass, for one rank of two.
+LANES = 2
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ ESTIMATOR = "tests/estimator"  # with each communicator once, and on both Tensor
 
 
 def full_plan() -> list[Run]:
-    """Return every run of `make test`, the quick ones first."""
+    """Return every run of `make test`: lint first, then so that the longest does not begin last."""
     others = ("horovod", "tensorflow")
     return [
         Run("lint", ("make", "--no-print-directory", "--keep-going", "lint"), counts_tests=False),
@@ -120,6 +123,15 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def end_all() -> None:
+    """End the runs of all lanes."""
+    for process in list(_running):
+        end_group(process)
+
+
 def execute(run: Run, log: Path, limit: float) -> Outcome:
     """Run the command with its output in the log, and judge it."""
     started = time.monotonic()
@@ -133,12 +145,14 @@ def execute(run: Run, log: Path, limit: float) -> Outcome:
             output.write(f"cannot start {run.command[0]}: {error}\n".encode())
             output.flush()
             return judge(run, 127, "", time.monotonic() - started)
+        _running.add(process)
         try:
             code = process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
             pass
         finally:
             end_group(process)
+            _running.discard(process)
     return judge(run, code, log.read_text(errors="replace"), time.monotonic() - started)
 
 
@@ -169,23 +183,34 @@ def run_all(
     run_limit: float = RUN_LIMIT_SECONDS,
     plan_limit: float = PLAN_LIMIT_SECONDS,
     say: Callable[[str], None] = print,
+    lanes: int = 1,
 ) -> int:
-    """Carry out the plan; return 0 when nothing failed and at least one test passed."""
+    """Carry out the plan, `lanes` runs at a time; return 0 when nothing failed and at least one test passed."""
     logs.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + plan_limit
-    outcomes = []
-    for run in plan:
+
+    def carry_out(run: Run) -> Outcome:
         log = logs / log_name(run)
-        say(f"--- {run.name}: {' '.join(run.command)}")
         left = deadline - time.monotonic()
         if left <= 0:
-            outcomes.append(Outcome(run.name, 0, 1, 0, 0.0, "not run: the time for all runs is used up"))
-            continue
+            return Outcome(run.name, 0, 1, 0, 0.0, "not run: the time for all runs is used up")
         outcome = execute(run, log, min(run_limit, left))
-        outcomes.append(outcome)
+        report = [f"--- {run.name}: {' '.join(run.command)}"]
         if outcome.failed:
-            say(log.read_text(errors="replace").rstrip("\n"))
-        say(f"    {outcome.passed} passed, {outcome.failed} failed in {outcome.seconds:.0f} s  {outcome.note}".rstrip())
+            report.append(log.read_text(errors="replace").rstrip("\n"))
+        report.append(
+            f"    {outcome.passed} passed, {outcome.failed} failed in {outcome.seconds:.0f} s  {outcome.note}".rstrip()
+        )
+        say("\n".join(report))
+        return outcome
+
+    with ThreadPoolExecutor(lanes) as pool:
+        try:
+            outcomes = list(pool.map(carry_out, plan))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_all()
+            raise
     say("\n" + table(outcomes))
     say(f"the output of each run is in {logs}")
     say(closing_line(outcomes))
@@ -197,6 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run the whole test suite, plain and under MPI.")
     parser.add_argument("--only", default="", help="only the runs whose name has this text, for example 'tf215 plain'")
     parser.add_argument("--logs", type=Path, default=Path("build/test-logs"), help="folder for the output of each run")
+    parser.add_argument("--lanes", type=int, default=LANES, help=f"runs at the same time (default {LANES})")
     parser.add_argument("--list", action="store_true", help="print the runs and do nothing")
     options = parser.parse_args(arguments)
     os.chdir(Path(__file__).resolve().parent.parent)
@@ -208,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{run.name}: {' '.join(run.command)}")
         return 0
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    return run_all(plan, options.logs)
+    return run_all(plan, options.logs, lanes=max(1, options.lanes))
 
 
 if __name__ == "__main__":

@@ -89,6 +89,25 @@ def test_all_runs_are_attempted_and_the_last_line_sums(tmp_path: Path) -> None:
     assert "4 passed" in (tmp_path / "logs" / "last.log").read_text()
 
 
+def test_lanes_run_at_the_same_time_and_report_in_order(tmp_path: Path) -> None:
+    """Each of two runs waits for a file that the other one makes."""
+    wait = (
+        "import pathlib, sys, time; pathlib.Path({mine!r}).touch()\n"
+        "while not pathlib.Path({other!r}).exists(): time.sleep(0.05)\n"
+        "time.sleep({pause}); print('== 1 passed in 1.0s ==')"
+    )
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    plan = [
+        python_run("slow", wait.format(mine=a, other=b, pause=1)),
+        python_run("quick", wait.format(mine=b, other=a, pause=0)),
+    ]
+    said: list[str] = []
+    assert run_tests.run_all(plan, tmp_path / "logs", run_limit=30, say=said.append, lanes=2) == 0
+    assert said[-1] == "2 passed, 0 failed, 0 skipped"
+    rows = [line.split()[0] for line in "\n".join(said).splitlines() if line.startswith(("slow", "quick"))]
+    assert rows == ["slow", "quick"]
+
+
 def test_good_runs_give_exit_code_0(tmp_path: Path) -> None:
     said: list[str] = []
     assert run_tests.run_all([python_run("one", "print('1 passed in 1s')")], tmp_path, say=said.append) == 0
