@@ -15,16 +15,20 @@ _LEVELS = {
 
 
 class _RankPrefix(logging.Formatter):
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, role: str) -> None:
         super().__init__()
-        self._rank = rank
+        self._who = f"{role} {rank}"
 
     def format(self, record: logging.LogRecord) -> str:
-        return f"hvdx rank {self._rank} {record.levelname.lower()}: {record.getMessage()}"
+        return f"hvdx {self._who} {record.levelname.lower()}: {record.getMessage()}"
 
 
-def configure(rank: int) -> None:
+def configure(rank: int, role: str = "rank") -> None:
     """Give the logger its handler and level; called by `hvd.init()`.
+
+    Args:
+        rank: this process's number.
+        role: what it is the number of.
 
     Raises:
         ConfigurationError: HVDX_LOG is no level.
@@ -35,7 +39,7 @@ def configure(rank: int) -> None:
             log.removeHandler(handler)
     handler = logging.StreamHandler(sys.stderr)
     handler.hvdx = True  # type: ignore[attr-defined]
-    handler.setFormatter(_RankPrefix(rank))
+    handler.setFormatter(_RankPrefix(rank, role))
     log.addHandler(handler)
     log.setLevel(level)
     log.propagate = False

@@ -11,6 +11,7 @@ from hvdx import world
 from hvdx.distribute.adopt import adapt_keras_3
 from hvdx.distribute.cluster import Cluster, Role, resolve
 from hvdx.distribute.stock import described, refuse_keras_3
+from hvdx.distribute.devices import devices_here, devices_of_rank, stock_mirrored
 from hvdx.errors import ConfigurationError, UnsupportedError, WorldError
 
 
@@ -69,8 +70,6 @@ def parameter_server(
 
 def mirrored(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
     """Return the strategy with one replica a device, in one process or in each rank."""
-    from hvdx.distribute.mirrored_devices import devices_of_rank, stock_mirrored
-
     found = resolve(cluster=cluster)
     _no_servers(found, "mirrored")
     if not communicator.startswith("hvdx"):
@@ -195,6 +194,6 @@ def _no_ranks(mode: str, cluster: Any) -> None:
 
 def _own_device() -> str:
     """Return this rank's GPU, or its CPU."""
-    gpus = tf.config.list_logical_devices("GPU")
+    gpus = devices_here("GPU")
     local = world.local_rank() if world.is_initialized() else 0
     return f"GPU:{local % len(gpus)}" if gpus else "CPU:0"

@@ -93,12 +93,12 @@ def join(cluster: Cluster | None = None) -> WorkerJob:
 
 
 def _serve(cluster: Cluster) -> NoReturn:
-    logs.configure(0)
     with contextlib.suppress(RuntimeError):  # TensorFlow has started: then the GPUs are its already
         tf.config.set_visible_devices([], "GPU")
     alone = all(root.startswith((LOOPBACK, "localhost")) for root in cluster.root)
     server = Server(cluster.index, cluster.workers, cluster.token, host=LOOPBACK if alone else "0.0.0.0")
     members = meet(cluster, contact(int(server.address.rpartition(":")[2])))
+    logs.configure(members.index, "server")
     server.index, server.departed = members.index, lambda: _gone(members, Role.WORKER)
     try:
         for stats in server.serve():

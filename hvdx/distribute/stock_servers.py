@@ -8,7 +8,6 @@ all other processes the call serves until the coordinator has left, and then the
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -16,11 +15,12 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from hvdx import keras_api, world
+from hvdx import world
 from hvdx.comm.addresses import contact, free_port
 from hvdx.distribute.cluster import Cluster, Role
 from hvdx.distribute.meeting import Departure, Members, meet, run_scheduler
-from hvdx.errors import ConfigurationError, UnsupportedError, WorldError
+from hvdx.distribute.stock import described, refuse_keras_3
+from hvdx.errors import ConfigurationError, WorldError
 
 _LOOK_SECONDS = 1.0
 
@@ -47,7 +47,6 @@ def stock_strategy(cluster: Cluster, options: dict[str, Any]) -> Any:
     server = tf.distribute.Server(addresses, job_name=job, task_index=members.index, protocol="grpc")
     if (job, members.index) != ("worker", 0):
         _serve(members)
-    _refuse_keras_3()
     host = members.workers[0].rpartition(":")[0]
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({**addresses, "chief": [f"{host}:{free_port()}"]}),
@@ -58,7 +57,10 @@ def stock_strategy(cluster: Cluster, options: dict[str, Any]) -> Any:
     made = tf.distribute.ParameterServerStrategy(resolver)
     made.hvdx_server = server  # lives as long as the strategy
     atexit.register(members.goodbye)
-    return made
+    words = f"TensorFlow's gRPC between {cluster.workers} worker(s) and {cluster.servers} parameter server(s)"
+    return described(
+        refuse_keras_3(made, 'leave out backend="tensorflow": hvdx\'s servers train it'), "parameter_server", words
+    )
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -95,26 +97,3 @@ def _of_coordinator(departures: tuple[Departure, ...]) -> Iterator[Departure]:
     for one in departures:
         if (one.role, one.index) == (Role.WORKER, 0) or one.role is Role.SCHEDULER:
             yield one
-
-
-def _refuse_keras_3() -> None:
-    """Make models of Keras 3 say at once that they cannot be trained under this strategy."""
-    if importlib.util.find_spec("keras") is not None:
-        import keras
-
-        if keras.__version__ >= "3":
-            trainer = keras_api.tensorflow_trainer_class_of_keras_3()
-            keras_api.change_method(trainer, "__init__", _refusing)
-
-
-def _refusing(original: Any) -> Any:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(tf.distribute.get_strategy(), tf.distribute.ParameterServerStrategy):
-            raise UnsupportedError(
-                "Keras 3 does not train under TensorFlow's own ParameterServerStrategy, which needs steps for a "
-                'coordinator. Leave out backend="tensorflow", so that hvdx\'s parameter servers are used, or build the '
-                "model with tf_keras."
-            )
-        original(self, *args, **kwargs)
-
-    return __init__

@@ -17,8 +17,9 @@ import hvdx as hvd
 def main() -> None:
     """Become a server, or play the scenes."""
     folder, *names = sys.argv[1:]
-    pid = Path(folder) / f"{os.environ['HVDX_ROLE']}-{os.environ['HVDX_INDEX']}.pid"
-    pid.write_text(str(os.getpid()))
+    if "HVDX_ROLE" in os.environ:
+        pid = Path(folder) / f"{os.environ['HVDX_ROLE']}-{os.environ['HVDX_INDEX']}.pid"
+        pid.write_text(str(os.getpid()))
     hvd.init()
     from tests.distribute import parameter_server_strategy_scenes as scenes
 

@@ -20,7 +20,7 @@ from hvdx.keras_api import inner_optimizer
 from tests.distribute.parameter_server_recipes import PIECE_BYTES, cases, compare, name_of
 from tests.training.models import BATCH, dense, linear_data
 from tests.training.recipes import Recipe, train_on_batches
-from tests.training.support import FAMILIES, Family, arrays, optimizer_arrays, part, policy, union
+from tests.training.support import FAMILIES, LEGACY, Family, arrays, optimizer_arrays, part, policy, union
 
 
 def outcome(play: Callable[[], None]) -> str:
@@ -101,6 +101,20 @@ def _loop(family: Family) -> None:
     np.testing.assert_allclose(losses, expected, 1e-5)
     compare(arrays(model.weights), arrays(reference.weights), 1e-5, 1e-6, "weights")
     compare(optimizer_arrays(optimizer), optimizer_arrays(slots), 1e-5, 1e-6, "optimizer variables")
+
+
+def play_legacy(folder: Path) -> dict[str, str]:
+    """An optimizer that the servers do not run is refused in the first step."""
+    return {f"legacy-{family}": outcome(lambda f=family: _legacy(f)) for family in LEGACY}
+
+
+def _legacy(family: Family) -> None:
+    made = strategy("parameter_server")
+    with made.scope():
+        model = dense(family.keras)
+        model.compile(family.optimizers.SGD(0.1), "mse")
+    with pytest.raises(Exception, match="The parameter server does not run legacy optimizers"):
+        model.fit(*union(linear_data(hvd.size())), verbose=0)
 
 
 def _losses(made: Any, model: Any, optimizer: Any, batches: Any) -> list[float]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +15,16 @@ from typing import Any
 import pytest
 
 import hvdx as hvd
+from hvdx.comm.addresses import free_port
 from hvdx.distribute import strategy
 from hvdx.distribute.parameter_server import ParameterServerOptimizer
 from tests.distribute.parameter_server_recipes import cases, name_of
-from tests.support.jobs import Job, run_ranks
-from tests.training.support import FAMILIES, Family, every_keras
+from tests.support.jobs import ROOT, Job, run_ranks
+from tests.training.support import FAMILIES, LEGACY, Family, every_keras
 
 PROGRAM = Path(__file__).with_name("parameter_server_strategy_program.py")
 SCENES = ["horovod", "loops", "saved", "asynchronous"]
-NAMES = ["world", *(f"{scene}-{family}" for scene in SCENES for family in FAMILIES)]
+NAMES = ["world", *(f"{scene}-{family}" for scene in SCENES for family in FAMILIES), *(f"legacy-{f}" for f in LEGACY)]
 RECIPES = [name_of(recipe, family) for recipe, family in cases()]
 
 
@@ -44,7 +49,7 @@ def play(folder: Path, *scenes: str, servers: int = 2, options: tuple[str, ...] 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     """A job in which all scenes have been played."""
-    result = play(tmp_path_factory.mktemp("played"), "world", *SCENES, "recipes", limit=900)
+    result = play(tmp_path_factory.mktemp("played"), "world", *SCENES, "legacy", "recipes", limit=900)
     assert result.job.code == 0, result.job.output
     return result
 
@@ -83,6 +88,31 @@ def test_a_server_dies_and_three_go_on_from_the_last_checkpoint(tmp_path: Path) 
     assert second.workers == ({"restarted": ""}, {"restarted": ""}), second.job.output
 
 
+@pytest.mark.timeout(300)
+def test_members_started_by_hand_with_the_variables_of_byteps(tmp_path: Path) -> None:
+    port = free_port()
+    common = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1",
+              "DMLC_PS_ROOT_PORT": str(port), "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}  # fmt: skip
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HVDX_", "OMPI_", "PMI"))}
+    roles = [("scheduler", ""), ("server", ""), ("worker", "0"), ("worker", "1")]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for role, number in roles:
+            environ = {**kept, **common, "DMLC_ROLE": role, **({"DMLC_WORKER_ID": number} if number else {})}
+            command = [sys.executable, str(PROGRAM), str(tmp_path), "loops"]
+            log = stack.enter_context((tmp_path / f"{role}{number}.log").open("w"))
+            process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            stack.callback(process.wait, 10)
+            stack.callback(process.kill)
+            processes.append(process)
+        codes = [process.wait(200) for process in processes]
+    logs = "\n".join(path.read_text() for path in sorted(tmp_path.glob("*.log")))
+    assert codes == [0] * 4, logs
+    for worker in (0, 1):
+        outcomes = json.loads((tmp_path / f"worker-{worker}.json").read_text())
+        assert outcomes == {f"loops-{family}": "" for family in FAMILIES}, outcomes
+
+
 def test_what_makes_no_sense_is_refused_without_servers() -> None:
     for mode, options, sentence in (
         ("parameter_server", {}, "needs parameter servers, but by this process alone there are none"),
@@ -116,10 +146,13 @@ def test_stock_servers_train_where_keras_can(family: Family) -> None:
     module = family.keras.__name__.split(".")[0]
     command = [str(PROGRAM.with_name("stock_servers_program.py")), module]
     job = run_ranks(2, command, environ={"TF_CPP_MIN_LOG_LEVEL": "3"}, options=["--servers", "2"])
-    assert "gradients move by: TensorFlow's gRPC to 2 parameter server(s)" in job.output
+    assert "gradients move by: TensorFlow's gRPC between 2 worker(s) and 2 parameter server(s)" in job.output
     if family.keras_name == "keras3":
         assert job.code == 1, job.output
-        assert "Keras 3 does not train under TensorFlow's own ParameterServerStrategy" in job.output
+        assert (
+            "Keras 3 does not train under TensorFlow's own ParameterServerStrategyV2. Use tf_keras, or leave"
+            in job.output
+        )
     else:
         assert job.code == 0, job.output
         assert "trained: variables on servers [0, 1], computed by workers [0, 1]" in job.output
