@@ -10,8 +10,8 @@ import tensorflow as tf
 from hvdx import world
 from hvdx.distribute.adopt import adapt_keras_3
 from hvdx.distribute.cluster import Cluster, Role, resolve
-from hvdx.distribute.stock import described, refuse_keras_3
 from hvdx.distribute.devices import devices_here, devices_of_rank, stock_mirrored
+from hvdx.distribute.stock import described, refuse_keras_3, warn_keras_3
 from hvdx.errors import ConfigurationError, UnsupportedError, WorldError
 
 
@@ -75,7 +75,7 @@ def mirrored(devices: Sequence[str], communicator: str, bytes_per_pack: int | No
     if not communicator.startswith("hvdx"):
         _no_ranks("mirrored", cluster)
         made, within = stock_mirrored(devices_of_rank(devices), communicator, bytes_per_pack)
-        return described(made, "mirrored", within)
+        return warn_keras_3(described(made, "mirrored", within))
     _join(found)
     from hvdx.distribute.mirrored import mirrored_strategy
 
@@ -99,7 +99,7 @@ def central_storage(devices: Sequence[str], communicator: str, bytes_per_pack: i
     _as_tensorflow_does("central_storage", communicator, bytes_per_pack)
     _no_ranks("central_storage", cluster)
     made = tf.distribute.experimental.CentralStorageStrategy(compute_devices=list(devices) or None)
-    return described(made, "central_storage")
+    return warn_keras_3(described(made, "central_storage"))
 
 
 def tpu(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:

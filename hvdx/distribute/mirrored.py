@@ -55,7 +55,7 @@ class MirroredStrategy(_Mirrored, tf.distribute.MirroredStrategy):
     """One replica a device of this process.
 
     Args:
-        devices: full names.
+        devices: names of devices of this process.
         ops: how values move between them.
 
     The global batch is what a dataset's batch is: it is cut among the devices.
@@ -70,7 +70,7 @@ class HybridStrategy(_Mirrored, MultiWorkerStrategy):
     """One replica a device of each rank; all ranks have the same number of them, and all replicas train together.
 
     Args:
-        devices: full names of this rank's.
+        devices: names of devices of this process.
         ops: how values move between devices, and between ranks.
 
     The global batch is what a dataset's batch is: it is cut among the ranks, and in each among the devices.
@@ -94,7 +94,7 @@ def mirrored_strategy(devices: Sequence[str], algorithm: str = "auto", bytes_per
     """Return the strategy over these devices of this rank, and those of all other ranks.
 
     Args:
-        devices: full names.
+        devices: names of devices of this process.
         algorithm: how values move between devices; see `CrossDeviceOps`.
         bytes_per_pack: largest fusion buffer; HVDX_FUSION_THRESHOLD where it is None.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import hvdx as hvd
+from hvdx.distribute.devices import devices_here
 
 
 def check_mirrored(variables: list[Any]) -> None:
@@ -35,7 +35,7 @@ def compare(values: list[np.ndarray], expected: list[np.ndarray], rtol: float, a
 
 def devices() -> int:
     """Return how many devices each rank has."""
-    return len(tf.config.list_logical_devices("CPU"))
+    return len(devices_here("CPU"))
 
 
 def refused(kind: type[Exception], function: Any) -> str:

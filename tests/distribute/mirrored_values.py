@@ -10,7 +10,8 @@ import tensorflow as tf
 
 import hvdx as hvd
 from hvdx.distribute import strategy
-from tests.distribute.mirrored_checks import devices, parts_of
+from hvdx.errors import UnsupportedError
+from tests.distribute.mirrored_checks import devices, parts_of, refused
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -152,3 +153,29 @@ def play_generators() -> None:
     drawn = mirrored.experimental_local_results(tf.function(mirrored.run)(lambda: generator.normal([4])))
     everywhere = hvd.allgather_object([value.numpy().tobytes() for value in drawn])
     assert len(set(chain.from_iterable(everywhere))) == devices() * hvd.size()
+
+
+def play_tape() -> None:
+    """A DistributedGradientTape's gradients are over all replicas: dense, sparse, and one that is None everywhere."""
+    mirrored, replicas = strategy("mirrored"), devices() * hvd.size()
+    with mirrored.scope():
+        kernel, rows, unused = tf.Variable([1.0, 2.0]), tf.Variable(tf.ones([4, 2])), tf.Variable(1.0)
+
+    def gradients(op: str) -> Any:
+        factor = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group + 1, tf.float32)
+        with hvd.DistributedGradientTape(tf.GradientTape(), op) as tape:
+            loss = factor * (tf.reduce_sum(kernel) + tf.reduce_sum(tf.gather(rows, [1, 1])))
+        found = tape.gradient(loss, {"kernel": kernel, "rows": rows, "unused": unused})
+        assert found["unused"] is None
+        assert isinstance(found["rows"], tf.IndexedSlices)
+        return found["kernel"], tf.convert_to_tensor(found["rows"])
+
+    total = sum(range(1, replicas + 1))
+    for run in (mirrored.run, tf.function(mirrored.run)):
+        for op, expected in (("sum", total), ("average", total / replicas)):
+            dense, sparse = run(gradients, (op,))
+            for part in mirrored.experimental_local_results(dense):
+                np.testing.assert_allclose(part, [expected] * 2)
+            for part in mirrored.experimental_local_results(sparse):
+                np.testing.assert_allclose(part, np.outer([0, 2, 0, 0], [expected] * 2))
+    assert "op=MAX" in refused(UnsupportedError, lambda: mirrored.run(gradients, ("max",)))

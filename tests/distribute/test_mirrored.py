@@ -23,6 +23,7 @@ PROGRAM = Path(__file__).with_name("mirrored_program.py")
 LIMIT = 580
 OWN = [name for name in scenes.SCENES if name not in scenes.SUMS]
 OF_EACH = list(scenes.SCENES_OF_EACH_KERAS)
+OVER_TENSORFLOW = ["replicas", "reductions", "variables", "loop"]
 NAMES = [*OWN, *(f"{name}-{family}" for name in OF_EACH for family in FAMILIES)]
 ALL = [*NAMES, *map(scenes.name_of, scenes.cases(few=False))]
 FEW = [*NAMES, *map(scenes.name_of, scenes.cases(few=True))]
@@ -43,15 +44,24 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return _alone(tmp_path_factory.mktemp("alone"), 2, ["recipes", *OWN, *OF_EACH])
 
 
+def _on_ranks(folder: Path, names: Sequence[str], communicator: str) -> list[dict[str, str]]:
+    """Play scenes on two ranks with two devices each, and return what they came to on each."""
+    environ = {"TF_CPP_MIN_LOG_LEVEL": "3", "HVDX_TIMEOUT": "60", "OMP_NUM_THREADS": "1", "HVDX_COMM": communicator}
+    job = run_ranks(2, [str(PROGRAM), str(folder), "2", ",".join(names)], limit=LIMIT, environ=environ)
+    assert job.code == 0, job.output
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+
+
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What the scenes came to on two ranks with two devices each."""
-    folder = tmp_path_factory.mktemp("hybrid")
-    command = [str(PROGRAM), str(folder), "2", ",".join(["few", *OWN, *OF_EACH])]
-    environ = {"TF_CPP_MIN_LOG_LEVEL": "3", "HVDX_TIMEOUT": "60", "OMP_NUM_THREADS": "1"}
-    job = run_ranks(2, command, limit=LIMIT, environ=environ)
-    assert job.code == 0, job.output
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+    return _on_ranks(tmp_path_factory.mktemp("hybrid"), ["few", *OWN, *OF_EACH], "mpi")
+
+
+@pytest.fixture(scope="module")
+def over_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """What some scenes came to where TensorFlow's servers connect the ranks, and list all their devices."""
+    return _on_ranks(tmp_path_factory.mktemp("tensorflow"), OVER_TENSORFLOW, "tensorflow")
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +81,14 @@ def test_two_devices(alone: dict[str, str], name: str) -> None:
 @pytest.mark.parametrize("name", FEW)
 def test_two_devices_on_each_of_two_ranks(hybrid: list[dict[str, str]], name: str) -> None:
     for rank, outcomes in enumerate(hybrid):
+        outcome = outcomes.get(name, "was not played")
+        assert not outcome, f"rank {rank}:\n{outcome}"
+
+
+@pytest.mark.timeout(LIMIT + 20)
+@pytest.mark.parametrize("name", [*OVER_TENSORFLOW[:-1], *(f"loop-{family}" for family in FAMILIES)])
+def test_two_ranks_that_tensorflow_connects(over_tensorflow: list[dict[str, str]], name: str) -> None:
+    for rank, outcomes in enumerate(over_tensorflow):
         outcome = outcomes.get(name, "was not played")
         assert not outcome, f"rank {rank}:\n{outcome}"
 

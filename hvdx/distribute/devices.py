@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute import device_util
 
 from hvdx import world
 from hvdx.errors import ConfigurationError
@@ -14,7 +15,7 @@ from hvdx.ops.objects import allgather_object
 
 
 def devices_of_rank(wanted: Sequence[str]) -> list[str]:
-    """Return the full names of the devices of this rank; collective where there are several ranks.
+    """Return the names of the devices of this rank, without job and task; collective where there are several ranks.
 
     Args:
         wanted: names such as "GPU:0"; where there are none, this rank's GPUs, or all logical CPUs.
@@ -22,14 +23,14 @@ def devices_of_rank(wanted: Sequence[str]) -> list[str]:
     Raises:
         ConfigurationError: there is no such device, one is named twice, or the ranks have different numbers of them.
     """
-    known = {_short(device.name): device.name for device in tf.config.list_logical_devices()}
+    known = [_short(name) for name in devices_here()]
     missing = [name for name in wanted if _short(name) not in known]
     if missing:
         raise ConfigurationError(
             f"devices= names {', '.join(missing)}, which is not here. Received: {list(wanted)}. TensorFlow sees "
             f"{', '.join(known)}."
         )
-    found = [known[_short(name)] for name in wanted] or _own_gpus() or _of_type("CPU")
+    found = [f"/device:{_short(name)}" for name in wanted] or _own_gpus() or devices_here("CPU")
     if len(set(found)) != len(found):
         raise ConfigurationError(f"devices= names a device twice. Received: {list(wanted)}.")
     if world.is_initialized() and world.size() > 1:
@@ -42,11 +43,22 @@ def devices_of_rank(wanted: Sequence[str]) -> list[str]:
     return found
 
 
+def devices_here(kind: str | None = None) -> list[str]:
+    """Return the names, without job and task, of the devices of this process; not of other ranks'.
+
+    Args:
+        kind: "CPU" or "GPU", or None for all.
+    """
+    names = [device.name for device in tf.config.list_logical_devices(kind)]
+    shorts = [(name, f"/device:{_short(name)}") for name in names]
+    return [short for name, short in shorts if name in (short, device_util.resolve(short))]
+
+
 def stock_mirrored(devices: Sequence[str], communicator: str, bytes_per_pack: int | None) -> tuple[Any, str]:
     """Return TensorFlow's own strategy, and in words how its gradients move.
 
     Args:
-        devices: full names.
+        devices: names without job and task.
         communicator: "tensorflow", "auto", "ring" or "nccl".
         bytes_per_pack: which it does not take.
 
@@ -76,7 +88,7 @@ def stock_mirrored(devices: Sequence[str], communicator: str, bytes_per_pack: in
 
 def _own_gpus() -> list[str]:
     """Return this rank's GPUs: all it sees, or its part of them where the ranks of this host see the same."""
-    gpus = _of_type("GPU")
+    gpus = devices_here("GPU")
     local = world.local_size() if world.is_initialized() else 1
     pinned = "CUDA_VISIBLE_DEVICES" in os.environ or tf.config.get_visible_devices(
         "GPU"
@@ -85,10 +97,6 @@ def _own_gpus() -> list[str]:
         return gpus
     each = len(gpus) // local
     return gpus[world.local_rank() * each : (world.local_rank() + 1) * each]
-
-
-def _of_type(kind: str) -> list[str]:
-    return [device.name for device in tf.config.list_logical_devices(kind)]
 
 
 def _short(name: str) -> str:
