@@ -33,7 +33,7 @@ def main() -> None:
     """Train, test, and say what came out."""
     options = parser.parse_args()
     made = strategy(options.mode)
-    boss = not hvd.is_initialized() or hvd.rank() == 0
+    boss = hvd.rank() == 0
     if boss:
         print(made.describe(), flush=True)
     keras.utils.set_random_seed(1)
@@ -53,7 +53,7 @@ def main() -> None:
     seconds = time.perf_counter() - started
 
     accuracy = model.evaluate(test, verbose=0, return_dict=True)["accuracy"]
-    prints = hvd.allgather_object(fingerprint(model)) if hvd.is_initialized() else [fingerprint(model)]
+    prints = hvd.allgather_object(fingerprint(model))
     if boss:
         for epoch, loss in enumerate(history["loss"]):
             print(f"epoch {epoch + 1:2d}  loss {loss:.4f}  accuracy {history['accuracy'][epoch]:.4f}")

@@ -184,12 +184,14 @@ def _as_tensorflow_does(mode: str, communicator: str, bytes_per_pack: int | None
 
 
 def _no_ranks(mode: str, cluster: Any) -> None:
+    """Refuse a mode of one process where there are more, and join the world of one."""
     found = resolve(cluster=cluster)
     if found.workers > 1:
         raise ConfigurationError(
             f'strategy("{mode}") trains in one process, but {found.source} says that there are {found.workers}: each '
             'would train alone. Use "multi_worker".'
         )
+    world.init()
 
 
 def _own_device() -> str:
