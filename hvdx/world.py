@@ -28,9 +28,12 @@ _lock = threading.Lock()
 def init(comm: Any = None) -> None:
     """Join the world; collective: every rank must call it. A second call does nothing.
 
+    In a job with parameter servers the workers are the ranks, and on a server this does not return: it serves until all
+    workers have finished, and the process ends.
+
     Args:
-        comm: "auto" (default, or what HVDX_COMM says), "single", "mpi", "horovod" or "tensorflow"; or an mpi4py
-            communicator, whose ranks then form the world.
+        comm: "auto" (default, or what HVDX_COMM says), "single", "mpi", "horovod", "tensorflow" or "servers"; or an
+            mpi4py communicator, whose ranks then form the world.
 
     Raises:
         ConfigurationError: `comm` is none of these.

@@ -71,8 +71,8 @@ def automatic(environ: Mapping[str, str]) -> str:
 
 
 def has_servers(environ: Mapping[str, str]) -> bool:
-    """Return whether the launcher, or BytePS's variables, say that this process is in a job with parameter servers."""
-    if environment.ROLE.read(environ) is not None:
+    """Return whether a launcher's, hvdx's or BytePS's variables say that this is a job with parameter servers."""
+    if environment.ROLE.read(environ) or environment.SERVERS.read(environ) or environment.ROOT.read(environ):
         return True
     return bool(environ.get("DMLC_ROLE")) and environ.get("DMLC_NUM_SERVER", "0") != "0"
 

@@ -22,15 +22,18 @@ def main() -> None:
         pid.write_text(str(os.getpid()))
     hvd.init()
     from tests.distribute import parameter_server_strategy_scenes as scenes
+    from tests.distribute import parameter_server_strategy_training as training
 
+    played = {**vars(scenes), **vars(training)}
+    rank = hvd.rank()
     outcomes: dict[str, str] = {}
     for name in names:
         try:
-            outcomes.update(getattr(scenes, f"play_{name}")(Path(folder)) or {name: ""})
+            outcomes.update(played[f"play_{name}"](Path(folder)) or {name: ""})
         except Exception:
             traceback.print_exc()
             outcomes[name] = traceback.format_exc()
-        (Path(folder) / f"worker-{hvd.rank()}.json").write_text(json.dumps(outcomes))
+        (Path(folder) / f"worker-{rank}.json").write_text(json.dumps(outcomes))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,26 +89,41 @@ def test_a_server_dies_and_three_go_on_from_the_last_checkpoint(tmp_path: Path) 
     assert second.workers == ({"restarted": ""}, {"restarted": ""}), second.job.output
 
 
-@pytest.mark.timeout(300)
-def test_members_started_by_hand_with_the_variables_of_byteps(tmp_path: Path) -> None:
-    port = free_port()
+def by_dmlc() -> list[dict[str, str]]:
+    """Return the variables of BytePS for each member of a job with two workers and a server."""
     common = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1",
-              "DMLC_PS_ROOT_PORT": str(port), "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}  # fmt: skip
+              "DMLC_PS_ROOT_PORT": str(free_port())}  # fmt: skip
+    workers = [{"DMLC_ROLE": "worker", "DMLC_WORKER_ID": number} for number in "01"]
+    return [{**common, **own} for own in [{"DMLC_ROLE": "scheduler"}, {"DMLC_ROLE": "server"}, *workers]]
+
+
+def by_tf_config() -> list[dict[str, str]]:
+    """Return TF_CONFIG, and where the members meet, for each of them."""
+    cluster = {job: [f"127.0.0.1:{free_port()}" for _ in range(count)] for job, count in (("ps", 1), ("worker", 2))}
+    root = f"127.0.0.1:{free_port()}"
+    tasks = [("ps", 0), ("worker", 0), ("worker", 1)]
+    texts = [json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}) for job, index in tasks]
+    return [{"TF_CONFIG": text, "HVDX_ROOT": root} for text in texts]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("variables", [by_dmlc, by_tf_config])
+def test_members_started_by_hand(tmp_path: Path, variables: Callable[[], list[dict[str, str]]]) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HVDX_", "OMPI_", "PMI"))}
-    roles = [("scheduler", ""), ("server", ""), ("worker", "0"), ("worker", "1")]
+    kept |= {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     with contextlib.ExitStack() as stack:
         processes = []
-        for role, number in roles:
-            environ = {**kept, **common, "DMLC_ROLE": role, **({"DMLC_WORKER_ID": number} if number else {})}
+        for number, own in enumerate(variables()):
+            environ = {**kept, **own}
             command = [sys.executable, str(PROGRAM), str(tmp_path), "loops"]
-            log = stack.enter_context((tmp_path / f"{role}{number}.log").open("w"))
+            log = stack.enter_context((tmp_path / f"{number}.log").open("w"))
             process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
             stack.callback(process.wait, 10)
             stack.callback(process.kill)
             processes.append(process)
         codes = [process.wait(200) for process in processes]
     logs = "\n".join(path.read_text() for path in sorted(tmp_path.glob("*.log")))
-    assert codes == [0] * 4, logs
+    assert codes == [0] * len(codes), logs
     for worker in (0, 1):
         outcomes = json.loads((tmp_path / f"worker-{worker}.json").read_text())
         assert outcomes == {f"loops-{family}": "" for family in FAMILIES}, outcomes

@@ -85,6 +85,11 @@ class ParameterClient(Collective):
         return self.options.updates == "synchronous"
 
     @property
+    def closed(self) -> bool:
+        """Whether this worker has said goodbye."""
+        return self._closed
+
+    @property
     def clock(self) -> int:
         """How many pushes this worker has made."""
         return max(self._clocks)
@@ -134,6 +139,8 @@ class ParameterClient(Collective):
         return self._assemble(replies)
 
     def _registered(self) -> Placement:
+        if self._closed:
+            raise WorldError("This worker has left its parameter servers (hvd.shutdown(), or close()): they are gone.")
         if self.placement is None:
             raise WorldError("This ParameterClient has no variables: call register(variables, optimizer) first.")
         return self.placement

@@ -134,7 +134,8 @@ class _Hook:
         return super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
 
     def _hvdx_fill_if_served(self) -> None:
-        if "hvdx_variables" in self.__dict__ and not self.__dict__.get("hvdx_loaded"):
+        known = "hvdx_variables" in self.__dict__ and not self.__dict__.get("hvdx_loaded")
+        if known and not self.hvdx_client.closed:
             self.hvdx_fill()
 
     def _hvdx_give(self, updates: int) -> None:
