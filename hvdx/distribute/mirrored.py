@@ -7,6 +7,7 @@ the finite test of loss scaling) are as legal in a replica as in a program witho
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from hvdx.distribute.batch_norm import averaged_on_reading
 from hvdx.distribute.between_ranks import gather, own, shards_of
 from hvdx.distribute.cross_device import CrossDeviceOps
 from hvdx.distribute.description import Description
+from hvdx.distribute.kept_iterators import KEPT, keeping
 from hvdx.distribute.mirrored_update import reduce_in_replica, update_in_replica
 from hvdx.distribute.mirrored_variables import started
 from hvdx.distribute.multi_worker import MultiWorkerStrategy
@@ -112,6 +114,7 @@ class MirroredExtended(_Extended):
     def __init__(self, strategy: Any, devices: Sequence[str], ops: CrossDeviceOps) -> None:
         super().__init__(strategy, devices=list(devices), cross_device_ops=ops)
         self.hvdx_ops = ops
+        self._iterators: deque[Any] = deque(maxlen=KEPT)
         # what tf_keras and Keras 2 ask where several processes train
         self._task_type, self._task_id, self._num_workers = "worker", world.rank(), world.size()
 
@@ -206,7 +209,7 @@ class MirroredExtended(_Extended):
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         shards_of(options, "experimental_distribute_dataset")
-        return input_util.get_distributed_dataset(
+        made = input_util.get_distributed_dataset(
             dataset,
             self._input_workers_with_options(options),
             self._container_strategy(),
@@ -214,16 +217,18 @@ class MirroredExtended(_Extended):
             input_context=self._input_context() if world.size() > 1 else None,
             options=options,
         )
+        return keeping(made, self._iterators)
 
     def _distribute_datasets_from_function(self, dataset_fn: Callable[..., Any], options: Any) -> Any:
         shards_of(options, "distribute_datasets_from_function")
-        return input_util.get_distributed_datasets_from_function(
+        made = input_util.get_distributed_datasets_from_function(
             dataset_fn,
             self._input_workers_with_options(options),
             [self._input_context()],
             self._container_strategy(),
             options=options,
         )
+        return keeping(made, self._iterators)
 
     def _input_context(self) -> Any:
         return tf.distribute.InputContext(world.size(), world.rank(), self._num_replicas_in_sync)
