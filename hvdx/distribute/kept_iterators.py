@@ -22,7 +22,8 @@ def keeping(dataset: Any, kept: deque[Any]) -> Any:
         dataset: what TensorFlow has made.
         kept: the strategy's, with KEPT places.
     """
-    dataset.__class__ = _class_of(type(dataset))
+    cls: Any = type(dataset)
+    dataset.__class__ = _class_of(cls)
     dataset.hvdx_kept = kept
     return dataset
 
