@@ -14,7 +14,7 @@ from hvdx import keras_api
 from hvdx.distribute.batch_norm import adapt_batch_norm
 from hvdx.distribute.written_files import adapt_written_files
 from hvdx.training.loss_scale import adapt_loss_scaling
-from hvdx.training.under_strategy import are_in_hand, building, current, reduces_by_itself
+from hvdx.training.under_strategy import are_in_hand, building, current, is_of_hvdx, reduces_by_itself
 from hvdx.training.xla import is_distributed, switch_auto_off
 
 
@@ -32,6 +32,8 @@ def adapt_keras_3() -> None:
 def _adopting(original: Any) -> Any:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         strategy = current()
+        if strategy is not None and _has_servers(strategy) and is_distributed(self):
+            strategy.extended.hvdx_adopt(self)  # which refuses it
         if strategy is None or are_in_hand():
             return original(self, grads, trainable_variables)
         if reduces_by_itself():
@@ -55,10 +57,14 @@ def is_served(optimizer: Any) -> bool:
     return hasattr(type(keras_api.inner_optimizer(optimizer)), "hvdx_client")
 
 
+def _has_servers(strategy: Any) -> bool:
+    return bool(getattr(strategy.extended, "hvdx_has_servers", False))
+
+
 def _served(original: Any) -> Any:
     def apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = current()
-        if strategy is None or not getattr(strategy.extended, "hvdx_adopts_keras_2", False) or is_served(self):
+        if strategy is None or not _has_servers(strategy) or is_served(self):
             return original(self, *args, **kwargs)
         strategy.extended.hvdx_adopt(self)
         return self.apply_gradients(*args, **kwargs)
@@ -67,8 +73,12 @@ def _served(original: Any) -> Any:
 
 
 def _announced(original: Any) -> Any:
-    def build(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+        if iterator is not None and is_of_hvdx(self.distribute_strategy) and keras_api.is_built_for_fit(self):
+            # Keras takes a batch all the same, and drops the iterator: a waste, and TensorFlow's for several devices at
+            # times ends the process when it is dropped before its end.
+            return None
         with building():
-            return original(self, *args, **kwargs)
+            return original(self, iterator, data_batch)
 
     return build

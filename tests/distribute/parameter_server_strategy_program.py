@@ -30,7 +30,7 @@ def main() -> None:
     for name in names:
         try:
             outcomes.update(played[f"play_{name}"](Path(folder)) or {name: ""})
-        except Exception:
+        except BaseException:  # pytest's own are no Exception
             traceback.print_exc()
             outcomes[name] = traceback.format_exc()
         (Path(folder) / f"worker-{rank}.json").write_text(json.dumps(outcomes))

@@ -25,7 +25,7 @@ def outcome(play: Callable[[], None]) -> str:
     """Return "" where it went well, else the traceback."""
     try:
         play()
-    except Exception:
+    except (Exception, pytest.fail.Exception):  # the second is none of the first
         return traceback.format_exc()
     return ""
 
@@ -102,17 +102,19 @@ def _loop(family: Family) -> None:
     compare(optimizer_arrays(optimizer), optimizer_arrays(slots), 1e-5, 1e-6, "optimizer variables")
 
 
-def play_legacy(folder: Path) -> dict[str, str]:
-    """An optimizer that the servers do not run is refused in the first step."""
-    return {f"legacy-{family}": outcome(lambda f=family: _legacy(f)) for family in LEGACY}
+def play_refused(folder: Path) -> dict[str, str]:
+    """An optimizer that the servers do not run, or that reduces by itself, is refused in the first step."""
+    return {f"refused-{family}": outcome(lambda f=family: _refused(f)) for family in FAMILIES + LEGACY}
 
 
-def _legacy(family: Family) -> None:
+def _refused(family: Family) -> None:
     made = strategy("parameter_server")
     with made.scope():
         model = dense(family.keras)
-        model.compile(family.optimizers.SGD(0.1), "mse")
-    with pytest.raises(Exception, match="The parameter server does not run legacy optimizers"):
+        optimizer = family.optimizers.SGD(0.1)
+        model.compile(optimizer if family.legacy else hvd.DistributedOptimizer(optimizer), "mse")
+    words = "does not run legacy optimizers" if family.legacy else "This SGD has been wrapped already"
+    with pytest.raises(Exception, match=words):
         model.fit(*union(linear_data(hvd.size())), verbose=0)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from hvdx.comm.reduce_op import ReduceOp
-from hvdx.distribute.parameter_server import optimizers, states
+from hvdx.distribute.parameter_server import optimizers
 from hvdx.distribute.parameter_server.clipping import factors, shared_clip
-from hvdx.distribute.parameter_server.collective import Collective
 from hvdx.distribute.parameter_server.gradients import as_gradients, assembled, cut
+from hvdx.distribute.parameter_server.held import Held
 from hvdx.distribute.parameter_server.link import Link, Pending
 from hvdx.distribute.parameter_server.options import Options
 from hvdx.distribute.parameter_server.placement import PIECE_BYTES, Placement
@@ -24,7 +23,7 @@ from hvdx.errors import ConfigurationError, GradientError, UnsupportedError, Wor
 _FAREWELL = 10.0
 
 
-class ParameterClient(Collective):
+class ParameterClient(Held):
     """One worker's way to the servers, for one model.
 
     Args:
@@ -67,16 +66,13 @@ class ParameterClient(Collective):
                 f"addresses={list(addresses)!r}, worker={worker!r}, workers={workers!r}."
             )
         self.options = Options(workers, len(addresses), updates, staleness, gather, piece_bytes, average)
-        self.worker = worker
         self.placement: Placement | None = None
         self.rejoined = False
-        super().__init__(Link(addresses, worker, token, group, departed))
-        self._spec: dict[str, Any] = {}
+        super().__init__(Link(addresses, worker, token, group, departed), worker)
         self._clocks = [0] * len(addresses)
         self._versions = [0] * len(addresses)
         self._unanswered: list[Pending] = []
         self._snapshots = Snapshots()
-        self._finalized = 0
         self._closed = False
 
     @property
@@ -209,6 +205,9 @@ class ParameterClient(Collective):
         requests, self._unanswered = self._unanswered, []
         self._link.wait(requests)
 
+    def _forget(self) -> None:
+        self._snapshots = Snapshots()
+
     def pull(self, rows: Mapping[int, Any] | None = None) -> list[np.ndarray]:
         """Return the newest parameters.
 
@@ -257,83 +256,7 @@ class ParameterClient(Collective):
             self.push(None)
         return finite
 
-    def finalize(self) -> None:
-        """Let the averages of the parameters (EMA) become the parameters, as Keras does at the end; collective."""
-        self._settle()
-        self.barrier()
-        if self.worker == 0:
-            self._link.wait(
-                [self._link.request(server, "finalize", {"number": self._finalized}) for server in self._servers]
-            )
-        self._finalized += 1
-        self.barrier()
-
-    # -- state -----------------------------------------------------------------------------------------------------
-
-    def state(self) -> states.State:
-        """Return everything the servers hold, whole."""
-        self._settle()
-        replies = self._link.wait([self._link.request(server, "state", {}) for server in self._servers])
-        return states.joined(self._registered(), [(reply.header["about"], reply.arrays) for reply in replies])
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write everything the servers hold to one file; worker 0 writes, the others may call it too.
-
-        Raises:
-            OSError: it cannot be written; what was there before still is.
-        """
-        if self.worker == 0:
-            states.write(path, self.state(), self._spec)
-
-    def restore(self, path: str | PathLike[str]) -> list[np.ndarray]:
-        """Overwrite what the servers hold with a saved state, and return the parameters; all workers call it.
-
-        The number of servers and the size of pieces may be others than when it was saved.
-
-        Raises:
-            CheckpointError: the file cannot be read, or is of another model or optimizer.
-        """
-        return self.load(lambda: states.read(path, self._spec))
-
-    def load(self, make: Callable[[], states.State | None]) -> list[np.ndarray]:
-        """Overwrite what the servers hold, unless it is None, and return the parameters; all workers call it.
-
-        Args:
-            make: returns the state; called on worker 0 only.
-        """
-        self._registered()
-        self._settle()
-        failure: Exception | None = None
-        if self.worker == 0:
-            try:
-                self.give(make())
-            except Exception as error:  # the others wait, and must hear of it first
-                failure = error
-        [failed] = self.push_pull([np.array([failure is not None], np.int32)], ReduceOp.MAX, "restore")
-        if failure is not None:
-            raise failure
-        if failed[0]:
-            raise WorldError("Worker 0 could not give the servers a saved state; its own output says why.")
-        self._snapshots = Snapshots()
-        return self.pull()
-
-    def give(self, state: states.State | None) -> None:
-        """Overwrite what the servers hold, unless it is None; one worker calls it."""
-        parts = states.split(self._registered(), state) if state is not None else []
-        self._settle()
-        self._link.wait(
-            [
-                self._link.request(server, "load", {"about": about}, arrays)
-                for server, (about, arrays) in enumerate(parts)
-            ]
-        )
-        self._snapshots = Snapshots()
-
-    def stats(self) -> list[dict[str, Any]]:
-        """Return each server's counters."""
-        self._settle()
-        replies = self._link.wait([self._link.request(server, "stats", {}) for server in self._servers])
-        return [reply.header["stats"] for reply in replies]
+    # -- leaving -------------------------------------------------------------------------------------------------------
 
     def close(self, done: bool = True) -> None:
         """Say goodbye; the servers end when all workers have.

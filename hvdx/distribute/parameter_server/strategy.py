@@ -150,7 +150,7 @@ class AsynchronousStrategy(_Served, tf.distribute.OneDeviceStrategy):
 class _Synchronous(MultiWorkerExtended):
     """Values are reduced between the workers, gradients by the servers."""
 
-    hvdx_adopts_keras_2 = True
+    hvdx_has_servers = True
 
     def hvdx_adopt(self, optimizer: Any) -> None:
         self._container_strategy().hvdx_adopt(optimizer)
