@@ -44,6 +44,12 @@ def is_built(model: Any) -> bool:
     return all(getattr(layer, "built", True) for layer in layers(model))
 
 
+def is_built_for_fit(model: Any) -> bool:
+    """Return whether a compiled model of Keras 3 has all variables that training and evaluating it need."""
+    parts = [getattr(model, name, None) for name in ("_compile_metrics", "_compile_loss", "optimizer")]
+    return is_built(model) and all(part is None or part.built for part in parts)
+
+
 def overrides_train_step(model: Any) -> bool:
     """Return whether the model's training step is the user's own."""
     owner = getattr(model.train_step, "__module__", "")
