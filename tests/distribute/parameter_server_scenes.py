@@ -61,10 +61,10 @@ def refused(kind: type[HvdxError], function: Callable[[], Any]) -> str:
 
 
 def play_recipes(worker: Worker) -> dict[str, str]:
-    """All recipes, each to its own outcome."""
+    """A few recipes, each to its own outcome."""
     return {
         recipes.name_of(recipe, family): _outcome(lambda r=recipe, f=family: recipes.train(worker, r, f))
-        for recipe, family in recipes.cases()
+        for recipe, family in recipes.cases(few=True)
     }
 
 
