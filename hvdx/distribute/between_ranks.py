@@ -10,19 +10,18 @@ from tensorflow.python.distribute.values import DistributedValues
 
 from hvdx import keras_api, world
 from hvdx.comm.reduce_op import ReduceOp
-from hvdx.errors import UnsupportedError
+from hvdx.errors import ConfigurationError, UnsupportedError
+from hvdx.graph import in_bare_graph
 from hvdx.ops.allgather import allgather
 from hvdx.ops.allreduce import grouped_allreduce
 from hvdx.ops.broadcast import broadcast_variables
 from hvdx.ops.sparse import allreduce_slices
-from hvdx.training.under_strategy import is_alone
+from hvdx.training.under_strategy import is_alone, start_equal
 
 
-def summed_on_reading(given: Mapping[str, Any]) -> bool:
-    """Return whether a variable that is created like this holds a part of a sum or mean on each rank."""
-    summed = (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN)
-    on_read = given.get("synchronization") is tf.VariableSynchronization.ON_READ
-    return on_read and given.get("aggregation") in summed
+def is_aggregated(given: Mapping[str, Any]) -> bool:
+    """Return whether a variable that is created like this is a sum or mean over ranks when it is read or assigned."""
+    return given.get("aggregation") in (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN)
 
 
 def broadcast_new(variable: Any, given: Mapping[str, Any]) -> Any:
@@ -33,7 +32,16 @@ def broadcast_new(variable: Any, given: Mapping[str, Any]) -> Any:
         given: what it was created with.
     """
     per_replica = given.get("synchronization") is tf.VariableSynchronization.ON_READ
-    if world.size() == 1 or per_replica or not tf.executing_eagerly() or variable.dtype in (tf.string, tf.resource):
+    if world.size() == 1 or per_replica or variable.dtype in (tf.string, tf.resource):
+        return variable
+    if in_bare_graph() and not start_equal():
+        raise UnsupportedError(
+            f"In a v1 graph a strategy cannot give the ranks' variables the same values ({variable.name} is created "
+            "in one, on several ranks). Train an Estimator by hvdx.estimator.train_and_evaluate, which does; in a "
+            "session of your own leave out the strategy, wrap the optimizer with hvd.DistributedOptimizer and use "
+            "hvd.BroadcastGlobalVariablesHook(0)."
+        )
+    if not tf.executing_eagerly():
         return variable
     if is_alone():
         return variable
@@ -44,6 +52,11 @@ def broadcast_new(variable: Any, given: Mapping[str, Any]) -> Any:
         value[place] = keras_api.seed_of_rank(int(value[place]), world.rank())
         variable.assign(value)
     return variable
+
+
+def is_mean(reduce_op: Any) -> bool:
+    """Return whether a reduction is asked for by one of TensorFlow's names for the mean."""
+    return reduce_op is tf.distribute.ReduceOp.MEAN or str(reduce_op).upper() == "MEAN"
 
 
 def own(value: Any) -> Any:
@@ -78,6 +91,11 @@ def gather(value: Any, axis: int) -> Any:
     tensor = tf.convert_to_tensor(value)
     if axis == 0:
         return allgather(tensor)
+    if not 0 <= axis < (tensor.shape.rank or 0):
+        raise ConfigurationError(
+            f"gather(axis=) is from 0 to {(tensor.shape.rank or 0) - 1} for a tensor of shape {tensor.shape}. "
+            f"Received: {axis}."
+        )
     order = [axis, *(place for place in range(tensor.shape.rank) if place != axis)]
     back = [order.index(place) for place in range(tensor.shape.rank)]
     return tf.transpose(allgather(tf.transpose(tensor, order)), back)

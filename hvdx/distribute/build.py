@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from hvdx import world
+from hvdx import environment, world
+from hvdx.comm.choose import automatic
 from hvdx.distribute.adopt import adapt_keras_3
 from hvdx.distribute.cluster import Cluster, Role, resolve
-from hvdx.distribute.devices import devices_here, devices_of_rank, stock_mirrored
+from hvdx.distribute.devices import check_here, devices_here, devices_of_rank, stock_mirrored
 from hvdx.distribute.stock import described, refuse_keras_3, warn_keras_3
 from hvdx.errors import ConfigurationError, UnsupportedError, WorldError
 
@@ -22,8 +24,14 @@ def multi_worker(devices: Sequence[str], communicator: str, bytes_per_pack: int 
     found = resolve(cluster=cluster)
     _no_servers(found, "multi_worker")
     if communicator != "hvdx":
+        if devices:
+            raise ConfigurationError(
+                "TensorFlow's own MultiWorkerMirroredStrategy takes the devices a rank sees. Received: "
+                f'devices={list(devices)}, communicator="{communicator}". Use tf.config.set_visible_devices.'
+            )
         return _stock_multi_worker(communicator, bytes_per_pack)
     _join(found)
+    check_here(devices)
     from hvdx.distribute.multi_worker import MultiWorkerStrategy
 
     adapt_keras_3()
@@ -90,6 +98,7 @@ def one_device(devices: Sequence[str], communicator: str, bytes_per_pack: int | 
     if len(devices) > 1:
         raise ConfigurationError(f'"one_device" has one device. Received: devices={list(devices)}. Use "mirrored".')
     _no_ranks("one_device", cluster)
+    check_here(devices)
     device = devices[0] if devices else _own_device()
     return described(tf.distribute.OneDeviceStrategy(device), "one_device")
 
@@ -98,6 +107,7 @@ def central_storage(devices: Sequence[str], communicator: str, bytes_per_pack: i
     """Return TensorFlow's strategy with the variables in one place and replicas on several devices."""
     _as_tensorflow_does("central_storage", communicator, bytes_per_pack)
     _no_ranks("central_storage", cluster)
+    check_here(devices)
     made = tf.distribute.experimental.CentralStorageStrategy(compute_devices=list(devices) or None)
     return warn_keras_3(described(made, "central_storage"))
 
@@ -105,6 +115,7 @@ def central_storage(devices: Sequence[str], communicator: str, bytes_per_pack: i
 def tpu(devices: Sequence[str], communicator: str, bytes_per_pack: int | None, cluster: Any) -> Any:
     """Return TensorFlow's strategy for TPUs."""
     _as_tensorflow_does("tpu", communicator, bytes_per_pack)
+    _no_ranks("tpu", cluster)
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(devices[0] if devices else "")
         tf.config.experimental_connect_to_cluster(resolver)
@@ -139,6 +150,9 @@ def _stock_multi_worker(communicator: str, bytes_per_pack: int | None) -> Any:
 
 def _join(found: Cluster) -> None:
     """Join the world, and check that it is the one that the environment describes."""
+    alone = not world.is_initialized() and automatic(os.environ) == "single"
+    if alone and found.workers > 1 and found.addresses and environment.COMM.read() == "auto":
+        world.init("tensorflow")  # no launcher, but addresses, as TF_CONFIG has them
     world.init()
     if world.size() != found.workers and found.workers > 1:
         raise WorldError(

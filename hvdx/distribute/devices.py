@@ -23,13 +23,7 @@ def devices_of_rank(wanted: Sequence[str]) -> list[str]:
     Raises:
         ConfigurationError: there is no such device, one is named twice, or the ranks have different numbers of them.
     """
-    known = [_short(name) for name in devices_here()]
-    missing = [name for name in wanted if _short(name) not in known]
-    if missing:
-        raise ConfigurationError(
-            f"devices= names {', '.join(missing)}, which is not here. Received: {list(wanted)}. TensorFlow sees "
-            f"{', '.join(known)}."
-        )
+    check_here(wanted)
     found = [f"/device:{_short(name)}" for name in wanted] or _own_gpus() or devices_here("CPU")
     if len(set(found)) != len(found):
         raise ConfigurationError(f"devices= names a device twice. Received: {list(wanted)}.")
@@ -41,6 +35,24 @@ def devices_of_rank(wanted: Sequence[str]) -> list[str]:
                 "of ranks. Give the same number to each with devices=."
             )
     return found
+
+
+def check_here(wanted: Sequence[str]) -> None:
+    """Check that devices exist.
+
+    Args:
+        wanted: their names.
+
+    Raises:
+        ConfigurationError: there is no such device; names those there are.
+    """
+    known = [_short(name) for name in devices_here()]
+    missing = [name for name in wanted if _short(name) not in known]
+    if missing:
+        raise ConfigurationError(
+            f"devices= names {', '.join(missing)}, which is not here. Received: {list(wanted)}. TensorFlow sees "
+            f"{', '.join(known)}."
+        )
 
 
 def devices_here(kind: str | None = None) -> list[str]:

@@ -19,7 +19,7 @@ from tensorflow.python.distribute.values import DistributedValues
 from hvdx import world
 from hvdx.distribute.adopt import adapt_keras_3
 from hvdx.distribute.batch_norm import averaged_on_reading
-from hvdx.distribute.between_ranks import gather, own, shards_of
+from hvdx.distribute.between_ranks import gather, is_mean, own, shards_of
 from hvdx.distribute.cross_device import CrossDeviceOps
 from hvdx.distribute.description import Description
 from hvdx.distribute.kept_iterators import KEPT, keeping
@@ -82,12 +82,13 @@ class HybridStrategy(_Mirrored, MultiWorkerStrategy):
         tf.distribute.Strategy.__init__(self, MirroredExtended(self, devices, ops))
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-        """As `tf.distribute.Strategy.reduce`; collective, but for scalars over an axis, which they do not have.
+        """As `tf.distribute.Strategy.reduce`; collective, but for the mean of scalars over an axis they do not have.
 
         Keras 3 asks for that mean of what a step returned, and gets the one over this rank's devices.
         """
         parts = self.experimental_local_results(value)
-        if axis is not None and all(tf.is_tensor(part) and part.shape.rank == 0 for part in parts):
+        scalars = all(tf.is_tensor(part) and part.shape.rank == 0 for part in parts)
+        if axis is not None and scalars and is_mean(reduce_op):
             return tf.reduce_mean(tf.stack(parts))
         return tf.distribute.Strategy.reduce(self, reduce_op, value, axis)
 

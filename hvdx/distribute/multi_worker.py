@@ -15,7 +15,7 @@ from tensorflow.python.distribute.distribute_utils import (
     select_replica,
 )
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
-from tensorflow.python.distribute.values import DistributedValues, PerReplica
+from tensorflow.python.distribute.values import DistributedValues, DistributedVariable, PerReplica
 
 from hvdx import world
 from hvdx.comm.reduce_op import ReduceOp
@@ -25,10 +25,11 @@ from hvdx.distribute.batch_norm import averaged_on_reading
 from hvdx.distribute.between_ranks import (
     broadcast_new,
     gather,
+    is_aggregated,
+    is_mean,
     own,
     reduce_values,
     shards_of,
-    summed_on_reading,
 )
 from hvdx.distribute.description import Description
 from hvdx.distribute.kept_iterators import KEPT, keeping
@@ -62,13 +63,13 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return tf.distribute.cluster_resolver.SimpleClusterResolver(spec, task_type="worker", task_id=world.rank())
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-        """As `tf.distribute.Strategy.reduce`; collective, but for scalars over an axis, which they do not have.
+        """As `tf.distribute.Strategy.reduce`; collective, but for the mean of scalars over an axis they do not have.
 
         Keras 3 asks for that mean of what a step returned. As under tf_keras, a rank keeps its own there: what an epoch
         returns comes from the metrics, which count over all ranks.
         """
         mine = own(value)
-        if axis is not None and isinstance(mine, tf.Tensor) and mine.shape.rank == 0:
+        if axis is not None and isinstance(mine, tf.Tensor) and mine.shape.rank == 0 and is_mean(reduce_op):
             return mine
         return super().reduce(reduce_op, value, axis)
 
@@ -97,7 +98,8 @@ class MultiWorkerExtended(OneDeviceExtended):
 
     def hvdx_adopt(self, optimizer: Any) -> None:
         """Let an optimizer that is used under this strategy reduce its gradients."""
-        DistributedOptimizer(optimizer, ReduceOp.SUM, fusion_threshold=self.hvdx_threshold)
+        # the mean, which in a replica, where losses are divided by the number of replicas, is the sum
+        DistributedOptimizer(optimizer, ReduceOp.AVERAGE, fusion_threshold=self.hvdx_threshold)
 
     def _scope(self, strategy: Any) -> Any:
         adapt_keras_3()  # once more: it may have been imported after the strategy was made
@@ -132,16 +134,21 @@ class MultiWorkerExtended(OneDeviceExtended):
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         create = super()._create_variable
         kwargs = averaged_on_reading(kwargs)
-        if not summed_on_reading(kwargs):
+        if not is_aggregated(kwargs):
             return broadcast_new(create(next_creator, **kwargs), kwargs)
-        # A metric's: each rank counts its own, and who reads it outside of a replica gets what all ranks counted.
+        # Reduced when it is assigned in a replica; or, as a metric's, when it is read outside of one.
         return create_mirrored_variable(
             self._container_strategy(),
-            lambda **given: [create(next_creator, **given)],
+            lambda **given: [broadcast_new(create(next_creator, **given), given)],
             VARIABLE_CLASS_MAPPING,
             VARIABLE_POLICY_MAPPING,
             **kwargs,
         )
+
+    def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
+        if isinstance(var, DistributedVariable):  # with one component, which is this rank's
+            var, args, kwargs = var.values[0], select_replica(0, args), select_replica(0, kwargs)
+        return super()._update(var, fn, args, kwargs, group)
 
     # -- running ---------------------------------------------------------------------------------------------------
 
@@ -161,7 +168,8 @@ class MultiWorkerExtended(OneDeviceExtended):
         values = [own(value) for value in parts]
         # Keras 3 asks for the mean of a batch to see its shapes; the ranks' may differ.
         if not (are_in_hand() or (is_building() and isinstance(parts[0], PerReplica))):
-            threshold = self.hvdx_threshold or getattr(options, "bytes_per_pack", 0) or None
+            own_size = self.hvdx_threshold is not None
+            threshold = self.hvdx_threshold if own_size else getattr(options, "bytes_per_pack", 0) or None
             values = reduce_values(values, reduce_op, threshold)
         results: list[Any] = tf.nest.pack_sequence_as(given, values)
         return results

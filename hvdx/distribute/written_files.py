@@ -8,7 +8,6 @@ may hold variables that are reduced over all ranks as they are read, so that all
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,8 +111,10 @@ def _logged_aside(original: Any) -> Any:
         if not _writes_aside(model):
             original(self, model)
             return
-        wanted = self.log_dir
-        self._hvdx_folder = self.log_dir = tempfile.mkdtemp(prefix="hvdx-not-rank-0-")
+        _remove(self)
+        # removes itself with the callback, if training does not come to its end
+        self._hvdx_folder = tempfile.TemporaryDirectory(prefix="hvdx-not-rank-0-", ignore_cleanup_errors=True)
+        wanted, self.log_dir = self.log_dir, self._hvdx_folder.name
         try:
             original(self, model)
         finally:
@@ -125,7 +126,12 @@ def _logged_aside(original: Any) -> Any:
 def _logs_removed(original: Any) -> Any:
     def on_train_end(self: Any, logs: Any = None) -> None:
         original(self, logs)
-        if _writes_aside(self.model):
-            shutil.rmtree(self._hvdx_folder, ignore_errors=True)
+        _remove(self)
 
     return on_train_end
+
+
+def _remove(callback: Any) -> None:
+    folder = callback.__dict__.pop("_hvdx_folder", None)
+    if folder is not None:
+        folder.cleanup()

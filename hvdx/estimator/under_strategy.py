@@ -13,11 +13,16 @@ from typing import Any
 
 from hvdx.errors import UnsupportedError
 from hvdx.estimator.inputs import asking_like
-from hvdx.training.under_strategy import is_of_hvdx
+from hvdx.training.under_strategy import is_of_hvdx, starting_equal
 
 
 def in_replica(estimator: Any) -> Any:
     """Return the Estimator without its strategy, if that is hvdx's: its model_fn trains in a replica."""
+    evaluating = is_of_hvdx(getattr(estimator.config, "eval_distribute", None))
+    if evaluating:  # the ranks share an evaluation as `evaluation=` says
+        estimator = copy.copy(estimator)
+        estimator._config = estimator.config.replace(eval_distribute=None)
+        estimator._eval_distribution = None
     strategy: Any = getattr(estimator.config, "train_distribute", None)
     if not is_of_hvdx(strategy):
         return estimator
@@ -34,7 +39,8 @@ def in_replica(estimator: Any) -> Any:
         if kwargs.get("mode", "train") != "train":
             return model_fn(*args, **kwargs)
         # tf.compat.v1's optimizers divide the loss by the number of replicas where a strategy says so
-        with strategy.scope(), getattr(strategy, "_scale_loss_for_estimator_enabled", contextlib.nullcontext)():
+        scaled = getattr(strategy, "_scale_loss_for_estimator_enabled", contextlib.nullcontext)
+        with strategy.scope(), scaled(), starting_equal():
             return strategy.extended.call_for_each_replica(model_fn, args, kwargs)
 
     other = copy.copy(estimator)

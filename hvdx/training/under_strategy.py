@@ -50,6 +50,16 @@ def are_in_hand() -> bool:
     return bool(getattr(_state, "in_hand", False))
 
 
+def starting_equal() -> contextlib.AbstractContextManager[None]:
+    """Note that the variables created inside the block, in a v1 graph, will be given rank 0's values by a hook."""
+    return _noted("equal")
+
+
+def start_equal() -> bool:
+    """Return whether a hook gives variables rank 0's values."""
+    return bool(getattr(_state, "equal", False))
+
+
 def building() -> contextlib.AbstractContextManager[None]:
     """Note that Keras builds a model from one batch inside the block."""
     return _noted("building")

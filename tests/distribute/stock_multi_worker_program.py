@@ -39,7 +39,7 @@ def main() -> None:
                         model.compile(keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05), loss="mse")
                 model.fit(x, y, 2 * BATCH, epochs=1, verbose=0, shuffle=False)
                 weights.append(arrays(model.weights))
-            found[name] = max(float(np.abs(a - b).max()) for a, b in zip(*weights, strict=True))
+            found[name] = float(np.max([np.abs(a - b).max() for a, b in zip(*weights, strict=True)]))
         except hvd.UnsupportedError as error:
             found[name] = str(error)
     if hvd.rank() == 0:

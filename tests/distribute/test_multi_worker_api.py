@@ -22,6 +22,7 @@ from tests.training.support import (
     counting,
     every_family,
     gathered,
+    raised_everywhere,
     together,
     union,
 )
@@ -163,6 +164,53 @@ def test_variables_start_equal_and_are_restored(world: Any, tmp_path: Any) -> No
         checkpoint.restore(path).assert_consumed()
         np.testing.assert_array_equal(variable, [1.0, 2.0])
         assert float(counted.read_value()) == world.size() * (world.size() + 1) / 2
+
+    together(check)
+
+
+def test_variables_with_an_aggregation_are_reduced_as_they_are_assigned(world: Any) -> None:
+    made, rank, size = strategy("multi_worker"), world.rank(), world.size()
+    kinds = {"mean": tf.VariableAggregation.MEAN, "sum": tf.VariableAggregation.SUM}
+    with made.scope():
+        variables = {name: tf.Variable(rank + 1.0, aggregation=kind) for name, kind in kinds.items()}
+
+    def check() -> None:
+        assert [float(variable.numpy()) for variable in variables.values()] == [1.0, 1.0]
+        tf.function(made.run)(lambda: [variable.assign(rank + 2.0) for variable in variables.values()])
+        total = sum(range(2, size + 2))
+        assert [float(variable.numpy()) for variable in variables.values()] == [total / size, total]
+
+    together(check)
+
+
+def test_a_sum_over_an_axis_that_is_not_there_is_an_error(world: Any) -> None:
+    made = strategy("multi_worker")
+    for message in raised_everywhere(Exception, lambda: made.reduce("SUM", tf.constant(1.0), axis=0)):
+        assert message
+    if world.size() > 1:
+        for message in raised_everywhere(hvd.ConfigurationError, lambda: made.gather(tf.zeros([2, 2]), axis=-1)):
+            assert "from 0 to 1" in message
+            assert "Received: -1" in message
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_an_update_after_fit_outside_of_the_strategy_is_the_mean(world: Any, family: Family) -> None:
+    x, y = union(linear_data(world.size()))
+    with strategy("multi_worker").scope():
+        model = family.keras.Sequential([family.keras.layers.Dense(3)])
+        model.build((None, 5))
+        model.compile(hvd.DistributedOptimizer(family.optimizers.SGD(0.1)), loss="mse")
+        bare = family.keras.Sequential([family.keras.layers.Dense(3)])
+        bare.build((None, 5))
+        bare.compile(family.optimizers.SGD(0.1), loss="mse")
+
+    def check() -> None:
+        for one in (model, bare) if family.keras_name == "keras3" else (model,):
+            one.fit(x, y, BATCH * world.size(), epochs=1, verbose=0)
+            before = one.get_weights()
+            one.optimizer.apply_gradients([(tf.ones(v.shape) * world.rank(), v) for v in one.trainable_variables])
+            for new, old in zip(one.get_weights(), before, strict=True):
+                np.testing.assert_allclose(new, old - 0.1 * (world.size() - 1) / 2, rtol=1e-5, atol=1e-6)
 
     together(check)
 
