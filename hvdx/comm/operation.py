@@ -45,7 +45,18 @@ def in_turn(function: Callable[..., Any], tensors: Sequence[Any], dtypes: Any) -
     def without_ticket(*arrays: np.ndarray) -> Any:
         return run(*arrays[:-1])
 
-    return tf.numpy_function(without_ticket, [*tensors, ticket], dtypes, stateful=True)
+    # What touches no resource (a print, an assertion, a function of the user's) keeps its place too: such an operation,
+    # which does nothing, stands before and after this one.
+    with tf.control_dependencies([_nothing()]):
+        results = tf.numpy_function(without_ticket, [*tensors, ticket], dtypes, stateful=True)
+    with tf.control_dependencies(tf.nest.flatten(results)):
+        _nothing()
+    return results
+
+
+def _nothing() -> Any:
+    """Return an operation that TensorFlow keeps in line with those that touch no resource, and then leaves out."""
+    return tf.raw_ops.Assert(condition=True, data=[0])
 
 
 def _ticket_here() -> Any:

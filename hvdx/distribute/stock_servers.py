@@ -56,11 +56,17 @@ def stock_strategy(cluster: Cluster, options: dict[str, Any]) -> Any:
     )
     made = tf.distribute.ParameterServerStrategy(resolver)
     made.hvdx_server = server  # lives as long as the strategy
-    atexit.register(members.goodbye)
+    atexit.register(_leave, members)
     words = f"TensorFlow's gRPC between {cluster.workers} worker(s) and {cluster.servers} parameter server(s)"
     return described(
         refuse_keras_3(made, 'leave out backend="tensorflow": hvdx\'s servers train it'), "parameter_server", words
     )
+
+
+def _leave(members: Members) -> None:
+    """Say goodbye, unless an error ended the program: then the others see this process go without."""
+    if getattr(sys, "last_value", None) is None:
+        members.goodbye()
 
 
 def _check(options: dict[str, Any]) -> None:

@@ -66,7 +66,6 @@ def train_and_evaluate(
         result: tuple[Any, Any] = tf.estimator.train_and_evaluate(*_with_contexts(estimator, train_spec, eval_spec))
         return result
     with failing_together():
-        estimator = in_replica(estimator)
         return _run(estimator, train_spec, eval_spec, evaluation == "sharded", evaluation_timeout)
 
 
@@ -87,6 +86,7 @@ def _with_contexts(estimator: Any, train_spec: Any, eval_spec: Any) -> tuple[Any
 def _run(
     estimator: Any, train_spec: Any, eval_spec: Any, sharded: bool, timeout: float
 ) -> tuple[dict[str, Any] | None, list[Any] | None]:
+    estimator = in_replica(estimator)
     _check(estimator, train_spec, eval_spec, sharded)
     start, seed = broadcast_object((_saved_step(estimator.model_dir), _seed(estimator)), 0, name="the saved step")
     if train_spec.max_steps is not None and start >= train_spec.max_steps:

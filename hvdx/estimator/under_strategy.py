@@ -18,6 +18,8 @@ from hvdx.training.under_strategy import is_of_hvdx, starting_equal
 
 def in_replica(estimator: Any) -> Any:
     """Return the Estimator without its strategy, if that is hvdx's: its model_fn trains in a replica."""
+    if not hasattr(estimator, "config"):
+        return estimator  # is no Estimator
     evaluating = is_of_hvdx(getattr(estimator.config, "eval_distribute", None))
     if evaluating:  # the ranks share an evaluation as `evaluation=` says
         estimator = copy.copy(estimator)

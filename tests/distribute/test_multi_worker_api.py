@@ -297,3 +297,20 @@ def test_a_model_with_batch_norm_and_a_last_batch_that_is_too_small(world: Any, 
 
     found = gathered(together(check))
     assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_synchronised_batch_norm_equals_one_process(world: Any, family: Family) -> None:
+    keras = family.keras
+    x, y = union(linear_data(world.size()))
+    weights = []
+    for scope in (strategy("multi_worker").scope(), tf.distribute.get_strategy().scope()):
+        keras.utils.set_random_seed(3)
+        with scope:
+            norm = keras.layers.BatchNormalization(synchronized=True)
+            model = keras.Sequential([keras.layers.Dense(4), norm, keras.layers.Dense(3)])
+            model.build((None, 5))
+            model.compile(keras.optimizers.SGD(0.05), loss="mse")
+        together(lambda m=model: m.fit(x, y, BATCH * world.size(), epochs=1, verbose=0, shuffle=False))
+        weights.append(model.get_weights())
+    assert_equal_everywhere(*weights, 1e-4, 1e-5)

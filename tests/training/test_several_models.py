@@ -113,3 +113,29 @@ def test_a_layer_with_a_collective_is_saved(world: Any, family: Family, tmp_path
     together(lambda: model.save(str(tmp_path / "saved"), save_format="tf"))
     x = np.ones((2, 3), "float32")
     np.testing.assert_allclose(tf.saved_model.load(str(tmp_path / "saved"))(x), model(x), rtol=1e-6)
+
+
+def test_what_touches_no_variable_keeps_its_place_beside_collectives(world: Any) -> None:
+    seen: list[str] = []
+
+    def noted(word: str) -> Any:
+        def note() -> np.ndarray:
+            time.sleep(0.01)
+            seen.append(word)
+            return np.zeros((), np.int8)
+
+        return tf.numpy_function(note, [], tf.int8, stateful=True)
+
+    variable = tf.Variable(0.0)
+
+    @tf.function
+    def step(x: Any) -> Any:
+        noted("before")
+        if x > 0:
+            variable.assign_add(hvd.allreduce(x))
+        total = hvd.allreduce(x)
+        noted("after")
+        return total
+
+    together(lambda: [step(tf.constant(1.0)) for _ in range(3)])
+    assert seen == ["before", "after"] * 3

@@ -17,7 +17,10 @@ from tests.training.support import FAMILIES, Family, every_family, every_keras, 
 pytestmark = pytest.mark.np(2)
 
 ranks_needed = pytest.mark.np(2, plain=False)
-SENTENCE = "compiled by XLA (jit_compile=True), and ranks cannot exchange gradients inside it. Pass jit_compile=False"
+SENTENCE = (
+    "compiled by XLA (jit_compile=True), and ranks and devices cannot exchange gradients inside it. Pass "
+    "jit_compile=False"
+)
 
 
 def _data(rank: int) -> tuple[np.ndarray, np.ndarray]:
