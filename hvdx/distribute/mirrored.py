@@ -7,7 +7,6 @@ the finite test of loss scaling) are as legal in a replica as in a program witho
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from hvdx.distribute.batch_norm import averaged_on_reading
 from hvdx.distribute.between_ranks import gather, is_mean, own, shards_of
 from hvdx.distribute.cross_device import CrossDeviceOps
 from hvdx.distribute.description import Description
-from hvdx.distribute.kept_iterators import KEPT, keeping
+from hvdx.distribute.host_iterators import on_host
 from hvdx.distribute.mirrored_update import reduce_in_replica, update_in_replica
 from hvdx.distribute.mirrored_variables import started
 from hvdx.distribute.multi_worker import MultiWorkerStrategy
@@ -115,7 +114,6 @@ class MirroredExtended(_Extended):
     def __init__(self, strategy: Any, devices: Sequence[str], ops: CrossDeviceOps) -> None:
         super().__init__(strategy, devices=list(devices), cross_device_ops=ops)
         self.hvdx_ops = ops
-        self._iterators: deque[Any] = deque(maxlen=KEPT)
         # what tf_keras and Keras 2 ask where several processes train
         self._task_type, self._task_id, self._num_workers = "worker", world.rank(), world.size()
 
@@ -218,7 +216,7 @@ class MirroredExtended(_Extended):
             input_context=self._input_context() if world.size() > 1 else None,
             options=options,
         )
-        return keeping(made, self._iterators)
+        return on_host(made, self.worker_devices)
 
     def _distribute_datasets_from_function(self, dataset_fn: Callable[..., Any], options: Any) -> Any:
         shards_of(options, "distribute_datasets_from_function")
@@ -229,7 +227,7 @@ class MirroredExtended(_Extended):
             self._container_strategy(),
             options=options,
         )
-        return keeping(made, self._iterators)
+        return on_host(made, self.worker_devices)
 
     def _input_context(self) -> Any:
         return tf.distribute.InputContext(world.size(), world.rank(), self._num_replicas_in_sync)
