@@ -11,17 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_ops, distribute_lib, distribute_utils, input_util
+from tensorflow.python.distribute import cross_device_ops, distribute_lib, distribute_utils
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended as _Extended
 from tensorflow.python.distribute.values import DistributedValues
 
 from hvdx import world
-from hvdx.distribute.adopt import adapt_keras_3
 from hvdx.distribute.batch_norm import averaged_on_reading
-from hvdx.distribute.between_ranks import gather, is_mean, own, shards_of
+from hvdx.distribute.between_ranks import gather, is_mean, own
 from hvdx.distribute.cross_device import CrossDeviceOps
 from hvdx.distribute.description import Description
-from hvdx.distribute.host_iterators import on_host
+from hvdx.distribute.extended import BetweenRanks
 from hvdx.distribute.mirrored_update import reduce_in_replica, update_in_replica
 from hvdx.distribute.mirrored_variables import started
 from hvdx.distribute.multi_worker import MultiWorkerStrategy
@@ -108,14 +107,13 @@ def mirrored_strategy(devices: Sequence[str], algorithm: str = "auto", bytes_per
     return (MirroredStrategy if world.size() == 1 else HybridStrategy)(devices, ops)
 
 
-class MirroredExtended(_Extended):
+class MirroredExtended(BetweenRanks, _Extended):
     """What of TensorFlow's mirrored strategy is different."""
 
     def __init__(self, strategy: Any, devices: Sequence[str], ops: CrossDeviceOps) -> None:
         super().__init__(strategy, devices=list(devices), cross_device_ops=ops)
         self.hvdx_ops = ops
-        # what tf_keras and Keras 2 ask where several processes train
-        self._task_type, self._task_id, self._num_workers = "worker", world.rank(), world.size()
+        self._note_ranks()
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
@@ -126,10 +124,6 @@ class MirroredExtended(_Extended):
     def hvdx_reduce(self, gradients: Sequence[Any], variables: Sequence[Any], reducer: Any) -> list[Any]:
         """Return gradients of a replica reduced over all of them."""
         return reduce_in_replica(self, gradients, variables, reducer)
-
-    def _scope(self, strategy: Any) -> Any:
-        adapt_keras_3()  # once more: it may have been imported after the strategy was made
-        return super()._scope(strategy)
 
     def _use_merge_call(self) -> bool:
         return not are_in_hand()
@@ -145,20 +139,12 @@ class MirroredExtended(_Extended):
     def _num_replicas_in_sync(self) -> int:
         return len(self._devices) * world.size()
 
-    def _in_multi_worker_mode(self) -> bool:
-        return world.size() > 1
+    def _parts_of_batch(self) -> int:
+        return self._num_replicas_in_sync
 
     @property
     def experimental_between_graph(self) -> bool:
         return world.size() > 1
-
-    @property
-    def should_checkpoint(self) -> bool:
-        return world.rank() == 0
-
-    @property
-    def should_save_summary(self) -> bool:
-        return world.rank() == 0
 
     def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
         return replica_id_in_sync_group - world.rank() * len(self._devices)
@@ -203,34 +189,6 @@ class MirroredExtended(_Extended):
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Sequence[Any], options: Any) -> Any:
         return self.hvdx_ops.batch_reduce(reduce_op, value_destination_pairs)
-
-    # -- input -----------------------------------------------------------------------------------------------------
-
-    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        shards_of(options, "experimental_distribute_dataset")
-        made = input_util.get_distributed_dataset(
-            dataset,
-            self._input_workers_with_options(options),
-            self._container_strategy(),
-            num_replicas_in_sync=self._num_replicas_in_sync,
-            input_context=self._input_context() if world.size() > 1 else None,
-            options=options,
-        )
-        return on_host(made, self.worker_devices)
-
-    def _distribute_datasets_from_function(self, dataset_fn: Callable[..., Any], options: Any) -> Any:
-        shards_of(options, "distribute_datasets_from_function")
-        made = input_util.get_distributed_datasets_from_function(
-            dataset_fn,
-            self._input_workers_with_options(options),
-            [self._input_context()],
-            self._container_strategy(),
-            options=options,
-        )
-        return on_host(made, self.worker_devices)
-
-    def _input_context(self) -> Any:
-        return tf.distribute.InputContext(world.size(), world.rank(), self._num_replicas_in_sync)
 
     def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
         total = self._num_replicas_in_sync

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_lib, input_util
+from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.distribute_utils import (
     VARIABLE_CLASS_MAPPING,
     VARIABLE_POLICY_MAPPING,
@@ -18,8 +18,6 @@ from tensorflow.python.distribute.values import DistributedValues, DistributedVa
 
 from hvdx import world
 from hvdx.comm.reduce_op import ReduceOp
-from hvdx.data.input_context import input_context
-from hvdx.distribute.adopt import adapt_keras_3
 from hvdx.distribute.batch_norm import averaged_on_reading
 from hvdx.distribute.between_ranks import (
     broadcast_new,
@@ -28,10 +26,9 @@ from hvdx.distribute.between_ranks import (
     is_mean,
     own,
     reduce_values,
-    shards_of,
 )
 from hvdx.distribute.description import Description
-from hvdx.distribute.host_iterators import on_host
+from hvdx.distribute.extended import BetweenRanks
 from hvdx.training.optimizer import DistributedOptimizer
 from hvdx.training.under_strategy import are_in_hand, is_building
 from hvdx.version import __version__
@@ -83,14 +80,13 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return Description.of(self, "multi_worker", transport, f"hvdx {__version__}")
 
 
-class MultiWorkerExtended(OneDeviceExtended):
+class MultiWorkerExtended(BetweenRanks, OneDeviceExtended):
     """What of a one-device strategy is different where there are other ranks."""
 
     def __init__(self, strategy: Any, device: str, bytes_per_pack: int | None) -> None:
         super().__init__(strategy, device)
         self.hvdx_threshold = bytes_per_pack
-        # what tf_keras and Keras 2 ask of a MultiWorkerMirroredStrategy
-        self._task_type, self._task_id, self._num_workers = "worker", world.rank(), world.size()
+        self._note_ranks()
         self.experimental_enable_get_next_as_optional = True
 
     def hvdx_adopt(self, optimizer: Any) -> None:
@@ -98,30 +94,15 @@ class MultiWorkerExtended(OneDeviceExtended):
         # the mean, which in a replica, where losses are divided by the number of replicas, is the sum
         DistributedOptimizer(optimizer, ReduceOp.AVERAGE, fusion_threshold=self.hvdx_threshold)
 
-    def _scope(self, strategy: Any) -> Any:
-        adapt_keras_3()  # once more: it may have been imported after the strategy was made
-        return super()._scope(strategy)
-
     # -- who takes part --------------------------------------------------------------------------------------------
 
     @property
     def _num_replicas_in_sync(self) -> int:
         return world.size()
 
-    def _in_multi_worker_mode(self) -> bool:
-        return world.size() > 1
-
     @property
     def experimental_between_graph(self) -> bool:
         return True
-
-    @property
-    def should_checkpoint(self) -> bool:
-        return world.rank() == 0
-
-    @property
-    def should_save_summary(self) -> bool:
-        return world.rank() == 0
 
     def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
         return replica_id_in_sync_group - world.rank()
@@ -176,31 +157,6 @@ class MultiWorkerExtended(OneDeviceExtended):
 
     def _local_results(self, value: Any) -> tuple[Any, ...]:
         return tuple(value.values) if isinstance(value, DistributedValues) else (value,)
-
-    # -- input -----------------------------------------------------------------------------------------------------
-
-    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        shards_of(options, "experimental_distribute_dataset")
-        made = input_util.get_distributed_dataset(
-            dataset,
-            self._input_workers_with_options(options),
-            self._container_strategy(),
-            num_replicas_in_sync=world.size(),
-            input_context=input_context(),
-            options=options,
-        )
-        return on_host(made, self.worker_devices)
-
-    def _distribute_datasets_from_function(self, dataset_fn: Callable[..., Any], options: Any) -> Any:
-        shards_of(options, "distribute_datasets_from_function")
-        made = input_util.get_distributed_datasets_from_function(
-            dataset_fn,
-            self._input_workers_with_options(options),
-            [input_context()],
-            self._container_strategy(),
-            options=options,
-        )
-        return on_host(made, self.worker_devices)
 
     def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
         return value_fn(distribute_lib.ValueContext(world.rank(), world.size()))
