@@ -21,6 +21,7 @@ from hvdx.comm.buffers import BufferPool
 from hvdx.comm.communicator import Communicator, Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.first_batch import fingerprint, warn_if_equal
+from hvdx.comm.halves import PIECE, reduce_halves
 from hvdx.comm.operation import in_turn
 from hvdx.comm.order import in_order
 from hvdx.comm.reduce_op import ReduceOp, is_half, require_reducible
@@ -29,9 +30,6 @@ from hvdx.logs import log
 
 _MOST_PLANS = 256
 """Plans kept; a program whose shapes change all the time must not grow for ever."""
-
-_HALF_PIECE = 1 << 21
-"""16-bit numbers that are exchanged at a time: the copies this takes stay small however large a buffer is."""
 
 
 class HostCommunicator(Communicator):
@@ -115,8 +113,8 @@ class HostCommunicator(Communicator):
         if is_half(dtype):
             fusion.pack(bucket, arrays, buffer)
             values = buffer.view(dtype)
-            for start in range(0, values.size, _HALF_PIECE):
-                self._reduce_half(values[start : start + _HALF_PIECE], op)
+            for start in range(0, values.size, PIECE):
+                self._reduce_half(values[start : start + PIECE], op)
         elif dtype.kind in "iu" and op is ReduceOp.AVERAGE:
             fusion.pack(bucket, arrays, buffer)
             wide = buffer.view(dtype).astype(np.uint64 if dtype.kind == "u" else np.int64)
@@ -132,27 +130,8 @@ class HostCommunicator(Communicator):
             self._reduce(buffer.view(np.uint8 if dtype.kind == "b" else dtype), op)
 
     def _reduce_half(self, values: np.ndarray, op: ReduceOp) -> None:
-        """Reduce 16-bit floats in place: 16 bits travel, 32 bits accumulate, in the order of ranks."""
-        size = self.topology.size
-        if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
-            wide = values.astype(np.float32)
-            self._reduce(wide, op)
-            values[:] = wide.astype(values.dtype)
-            return
-        share = -(-values.size // size)
-        parts = np.zeros((size, share), values.dtype)
-        parts.reshape(-1)[: values.size] = values
-        received = np.empty_like(parts)
-        self._alltoall(parts.view(np.uint8), received.view(np.uint8))
-        # An average divides before it adds: even 32 bits cannot hold a sum of bfloat16's largest numbers.
-        scale = np.float32(1.0 / size if op is ReduceOp.AVERAGE else 1.0)
-        total = np.zeros(share, np.float32)
-        with np.errstate(over="ignore"):
-            for row in received:
-                total += row.astype(np.float32) * scale
-            mine = total.astype(values.dtype)
-        self._gather(mine.view(np.uint8), [mine.nbytes] * size, parts.reshape(-1).view(np.uint8))
-        values[:] = parts.reshape(-1)[: values.size]
+        """Reduce a piece of 16-bit floats in place."""
+        reduce_halves(values, op, self.topology.size, self._reduce, self._alltoall, self._gather)
 
     # -- data movement ---------------------------------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ collectives, watched by a thread, since a rank can also stop in the middle of on
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from hvdx import environment
 from hvdx.comm.agreement import Waiting
 from hvdx.comm.communicator import Topology
 from hvdx.comm.host import HostCommunicator, as_array
+from hvdx.comm.mpi_buffers import MpiBuffers
 from hvdx.comm.mpi_library import MPI
 from hvdx.comm.operation import in_turn
 from hvdx.comm.point_to_point import PointToPoint
@@ -31,8 +33,6 @@ from hvdx.logs import log
 _SPIN_SECONDS = 100e-6
 """Peers of the same step come within microseconds; only after that does a rank let go of its core."""
 _LONGEST_PAUSE = 1e-3
-_PIECE = 1 << 30
-"""Bytes in one MPI call; MPI counts elements in 32 bits."""
 
 
 class MpiCommunicator(HostCommunicator):
@@ -43,6 +43,8 @@ class MpiCommunicator(HostCommunicator):
     """
 
     name: ClassVar[str] = "mpi"
+
+    _spin_seconds = _SPIN_SECONDS
 
     def __init__(self, comm: Any = None) -> None:
         super().__init__()
@@ -56,9 +58,7 @@ class MpiCommunicator(HostCommunicator):
         self.topology = Topology.from_hosts(self._comm.Get_rank(), hosts)
         self._point_to_point = PointToPoint(parent.Dup())
         self._watchdog = Watchdog(self._notes)
-        self._ops = {
-            ReduceOp.SUM: MPI.SUM, ReduceOp.MIN: MPI.MIN, ReduceOp.MAX: MPI.MAX, ReduceOp.PRODUCT: MPI.PROD,
-        }  # fmt: skip
+        self._buffers = MpiBuffers(self._comm, self._payload)
 
     def _meet(self, parent: Any) -> None:
         """Wait, with a limit, until all ranks have come; what follows then cannot wait for one that has not started."""
@@ -81,25 +81,49 @@ class MpiCommunicator(HostCommunicator):
 
     def _wait(self, request: Any, waiting: Waiting, variable: str = "HVDX_TIMEOUT") -> None:
         """Poll `request` until it is done, or say who is missing."""
-        spin_until = time.perf_counter() + _SPIN_SECONDS
+        self._wait_until(request.Test, time.sleep, waiting, variable)
+
+    def _wait_until(
+        self,
+        done: Callable[[], bool],
+        pause: Callable[[float], Any],
+        waiting: Waiting,
+        variable: str = "HVDX_TIMEOUT",
+        *,
+        longest: float = _LONGEST_PAUSE,
+    ) -> None:
+        """Ask `done` again and again, or say who is missing.
+
+        Args:
+            done: whether the others have come.
+            pause: lets go of the core for as many seconds; may return earlier, when something has happened.
+            waiting: who waits for what, and the limit.
+            variable: the name of what sets the limit.
+            longest: seconds of a pause.
+
+        Raises:
+            StallError: the limit is over.
+        """
+        spin_until = time.perf_counter() + self._spin_seconds
         while time.perf_counter() < spin_until:
-            if request.Test():
+            if done():
                 return
+            os.sched_yield()
         warn_at = environment.STALL_WARNING.read()
-        pause = 20e-6
+        seconds = 20e-6
         notes = None
-        while not request.Test():
-            time.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_PAUSE)
-            seconds = waiting.seconds
-            if notes is None and (seconds > min(warn_at, waiting.limit / 2) or asked(self._notes)):
+        while not done():
+            pause(seconds)
+            seconds = min(seconds * 1.5, longest)
+            waited = waiting.seconds
+            if notes is None and (waited > min(warn_at, waiting.limit / 2) or asked(self._notes)):
                 notes = find_missing(self._notes, waiting.sequence)
             if notes is not None:
                 notes.answer()
-            if seconds > warn_at and notes is not None:
+            if waited > warn_at and notes is not None:
                 log.warning("waiting: %s", waiting.describe(notes.missing()))
-                warn_at = max(2 * warn_at, seconds)
-            if seconds > waiting.limit:
+                warn_at = max(2 * warn_at, waited)
+            if waited > waiting.limit:
                 missing = notes.missing() if notes is not None else []
                 raise StallError(f"{waiting.describe(missing)} The limit is {waiting.limit:g} s ({variable}).")
 
@@ -114,41 +138,16 @@ class MpiCommunicator(HostCommunicator):
             raise self._agreement.error from error
 
     def _reduce(self, buffer: np.ndarray, op: ReduceOp) -> None:
-        step = _PIECE // buffer.dtype.itemsize
-        with self._payload():
-            for start in range(0, buffer.size, step):
-                self._comm.Allreduce(MPI.IN_PLACE, buffer[start : start + step], self._ops[op])
+        self._buffers.reduce(buffer, op)
 
     def _gather(self, part: np.ndarray, counts: Sequence[int], result: np.ndarray) -> None:
-        total = sum(counts)
-        with self._payload():
-            if total <= _PIECE:
-                self._comm.Allgatherv(part, [result, list(counts)])
-                return
-            start = 0
-            for root, count in enumerate(counts):
-                piece = result[start : start + count]
-                if root == self.topology.rank:
-                    piece[:] = part
-                self._bcast_pieces(piece, root)
-                start += count
+        self._buffers.gather(part, counts, result)
 
     def _alltoall(self, parts: np.ndarray, result: np.ndarray) -> None:
-        with self._payload():
-            for start in range(0, parts.shape[1], _PIECE // self.topology.size):
-                stop = start + _PIECE // self.topology.size
-                sent = np.ascontiguousarray(parts[:, start:stop])
-                received = np.empty_like(sent)
-                self._comm.Alltoall(sent, received)
-                result[:, start:stop] = received
+        self._buffers.alltoall(parts, result)
 
     def _bcast(self, buffer: np.ndarray, root: int) -> None:
-        with self._payload():
-            self._bcast_pieces(buffer, root)
-
-    def _bcast_pieces(self, buffer: np.ndarray, root: int) -> None:
-        for start in range(0, buffer.size, _PIECE):
-            self._comm.Bcast(buffer[start : start + _PIECE], root)
+        self._buffers.bcast(buffer, root)
 
     # -- point to point --------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from hvdx.comm.communicator import Label
-from hvdx.comm.host import _HALF_PIECE
+from hvdx.comm.halves import PIECE
 from hvdx.comm.reduce_op import ReduceOp
 
 pytestmark = pytest.mark.np(2, plain=False, comm=["mpi"])
@@ -69,7 +69,7 @@ def test_inputs_reach_the_exchange_without_a_copy(world: Any, monkeypatch: pytes
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_halves_are_exchanged_in_pieces(world: Any, dtype: str) -> None:
     """A buffer of eight pieces and a short one: beside the buffer itself there is less than another."""
-    size = 8 * _HALF_PIECE + 5
+    size = 8 * PIECE + 5
     mine = tf.cast(tf.range(size) % 7 + world.rank(), dtype)
     communicator = world.world.communicator()
     communicator.grouped_allreduce([mine], ReduceOp.SUM, Label("halves"), 1 << 27)
@@ -85,6 +85,6 @@ def test_halves_are_exchanged_in_pieces(world: Any, dtype: str) -> None:
 
 
 def test_other_operations_on_halves_in_pieces(world: Any) -> None:
-    size = _HALF_PIECE + 3
+    size = PIECE + 3
     mine = tf.cast(tf.range(size) % 5 - world.rank(), tf.float16)
     assert (world.allreduce(mine, world.Max).numpy() == (np.arange(size) % 5)).all()
