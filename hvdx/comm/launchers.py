@@ -23,12 +23,13 @@ class Launcher:
     variable: str
 
 
+_SRUN = ("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
 _MARKS = (
     ("horovodrun (Gloo)", "HOROVOD_SIZE", "HOROVOD_RANK"),
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("an MPI launcher of the MPICH family", "PMI_SIZE", "PMI_RANK"),
     ("hvdxrun", "HVDX_EXPECTED_SIZE", "HVDX_INDEX"),
-    ("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    _SRUN,
 )
 
 
@@ -40,16 +41,30 @@ def detect(environ: Mapping[str, str]) -> Launcher | None:
     """
     if environ.get("HVDX_ROLE") == "server":
         return None
-    for name, size_variable, rank_variable in _MARKS:
-        try:
-            size = int(environ[size_variable])
-            rank = int(environ.get(rank_variable, "0"))
-        except (KeyError, ValueError):
-            continue
-        if name.startswith("Slurm") and environ.get("SLURM_STEP_ID", "batch") in {"batch", "4294967291"}:
-            continue
-        return Launcher(name, size, rank, size_variable)
-    return None
+    return next((found for mark in _MARKS if (found := _read(environ, *mark)) is not None), None)
+
+
+def by_srun(environ: Mapping[str, str]) -> Launcher | None:
+    """Return srun's word where srun itself started this process, else None.
+
+    With --mpi=pmi2 it leaves the marks of MPICH's launchers as well, with its own numbers. Where it started the daemons
+    of another launcher its marks are handed down, and count the daemons.
+    """
+    first, srun = detect(environ), _read(environ, *_SRUN)
+    if first is None or srun is None or (first.size, first.rank) != (srun.size, srun.rank):
+        return None
+    return srun if first.variable in {"PMI_SIZE", srun.variable} else None
+
+
+def _read(environ: Mapping[str, str], name: str, size_variable: str, rank_variable: str) -> Launcher | None:
+    try:
+        size = int(environ[size_variable])
+        rank = int(environ.get(rank_variable, "0"))
+    except (KeyError, ValueError):
+        return None
+    if name.startswith("Slurm") and environ.get("SLURM_STEP_ID", "batch") in {"batch", "4294967291"}:
+        return None
+    return Launcher(name, size, rank, size_variable)
 
 
 def by_horovodrun(environ: Mapping[str, str]) -> str | None:

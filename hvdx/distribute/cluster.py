@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hvdx import environment
-from hvdx.comm.launchers import Launcher, detect
+from hvdx.comm.launchers import Launcher, by_srun, detect
 from hvdx.distribute.claims import (
     Claim,
     Role,
@@ -81,9 +81,11 @@ def resolve(environ: Mapping[str, str] = os.environ, cluster: Any = None) -> Clu
         return _made(merged if launcher is None else _placed(merged, launcher), environ)
     if launcher is None:
         return _made(Claim("this process alone", "", 1, 0, Role.WORKER, 0), environ)
-    if launcher.variable.startswith("SLURM"):
-        return _made(by_slurm(environ, launcher), environ)
-    if environment.SERVERS.read(environ):
+    servers = environment.SERVERS.read(environ)
+    step = by_srun(environ) if servers or launcher.variable.startswith("SLURM") else None
+    if step is not None:
+        return _made(by_slurm(environ, step), environ)
+    if servers:
         raise ConfigurationError(
             f"HVDX_SERVERS={environ['HVDX_SERVERS']} asks for parameter servers, but {launcher.name} started this "
             "process and starts none. Write: hvdxrun -np 2 --servers 1 python train.py"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.jobs import ROOT, Job
+from tests.support.jobs import Job, without_marks
 
 PROGRAM = str(Path(__file__).with_name("native_program.py"))
 LIMIT = 150
@@ -23,9 +23,7 @@ _NOISE = re.compile(
 
 def environment(**variables: str) -> dict[str, str]:
     """Return an environment without marks of a launcher, with short limits."""
-    marks = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HOROVOD_", "HVDX_", "NCCL_", "TF_CONFIG")
-    result = {name: value for name, value in os.environ.items() if not name.startswith(marks)}
-    result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    result = without_marks()
     result["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
     result |= {"HVDX_TIMEOUT": "6", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
     return result | variables

@@ -70,6 +70,7 @@ def shape(cluster: Cluster) -> tuple[str, Role, int, int, int]:
         (SLURM, ("Slurm's srun", W, 2, 4, 0)),
         ({**SLURM, "HVDX_SERVERS": "2"}, ("Slurm's srun", W, 1, 2, 2)),
         ({**SLURM, "HVDX_SERVERS": "2", "SLURM_PROCID": "3"}, ("Slurm's srun", S, 1, 2, 2)),
+        ({**SLURM, "HVDX_SERVERS": "2", "PMI_SIZE": "4", "PMI_RANK": "2"}, ("Slurm's srun", W, 1, 2, 2)),
     ],
 )  # fmt: skip
 def test_each_source_tells_the_place(environ: dict[str, str], expected: tuple[Any, ...]) -> None:
@@ -142,6 +143,8 @@ def test_the_argument_gets_the_place_from_whoever_knows_it(cluster: Any) -> None
         ({**HVDXRUN, "HVDX_ROLE": "chief"}, None, r"HVDX_ROLE='chief' cannot be used"),
         ({**HVDXRUN, "HVDX_INDEX": "-1"}, None, r"HVDX_INDEX='-1' cannot be used"),
         ({**mpi(2, 0), "HVDX_SERVERS": "1"}, None, r"HVDX_SERVERS=1 asks for parameter servers, but Open MPI's"),
+        ({**SLURM, **mpi(4, 2), "HVDX_SERVERS": "1"}, None, r"asks for parameter servers, but Open MPI's"),
+        ({**SLURM, "PMI_SIZE": "8", "PMI_RANK": "2", "HVDX_SERVERS": "1"}, None, r"but an MPI launcher of the MPICH"),
         ({"TF_CONFIG": "{"}, None, r"TF_CONFIG cannot be used: .*Received: '\{'"),
         ({"TF_CONFIG": "[]"}, None, r"it is no JSON object"),
         (tf_config("gpu"), None, r"the task's type 'gpu' is no job of `cluster`"),

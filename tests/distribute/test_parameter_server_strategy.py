@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
-import subprocess
-import sys
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 import hvdx as hvd
+from hvdx.comm import slurm
 from hvdx.comm.addresses import free_port
 from hvdx.distribute import strategy
 from hvdx.distribute.parameter_server import ParameterServerOptimizer
+from hvdx.launch.line_server import listen
 from tests.distribute.parameter_server_recipes import cases, name_of
-from tests.support.jobs import ROOT, Job, run_ranks
+from tests.support.jobs import Job, run_by_hand, run_ranks
 from tests.training.support import FAMILIES, LEGACY, Family, every_keras
 
 PROGRAM = Path(__file__).with_name("parameter_server_strategy_program.py")
@@ -107,27 +109,29 @@ def by_tf_config() -> list[dict[str, str]]:
     return [{"TF_CONFIG": text, "HVDX_ROOT": root} for text in texts]
 
 
+def by_slurm_without_slurm() -> list[dict[str, str]]:
+    """Return what srun --mpi=pmi2 sets for three tasks on this host; this stands in for Slurm, which is not here."""
+    host = socket.gethostname()
+    numbers = ({"SLURM_JOB_ID": str(number), "SLURM_STEP_ID": "0"} for number in itertools.count(os.getpid()))
+    step = next(names for names in numbers if is_free(slurm.port(names, 2)))  # where the server, task 2, listens
+    step |= {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NODELIST": host, "SLURM_STEP_TASKS_PER_NODE": "3",
+             "SLURM_DISTRIBUTION": "block", "PMI_SIZE": "3", "HVDX_SERVERS": "1"}  # fmt: skip
+    return [{**step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank, "PMI_RANK": rank} for rank in "012"]
+
+
+def is_free(port: int) -> bool:
+    with contextlib.suppress(OSError), listen(port):
+        return True
+    return False
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("variables", [by_dmlc, by_tf_config])
+@pytest.mark.parametrize("variables", [by_dmlc, by_tf_config, by_slurm_without_slurm])
 def test_members_started_by_hand(tmp_path: Path, variables: Callable[[], list[dict[str, str]]]) -> None:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HVDX_", "OMPI_", "PMI"))}
-    kept |= {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    with contextlib.ExitStack() as stack:
-        processes = []
-        for number, own in enumerate(variables()):
-            environ = {**kept, **own}
-            command = [sys.executable, str(PROGRAM), str(tmp_path), "loops"]
-            log = stack.enter_context((tmp_path / f"{number}.log").open("w"))
-            process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            stack.callback(process.wait, 10)
-            stack.callback(process.kill)
-            processes.append(process)
-        codes = [process.wait(200) for process in processes]
-    logs = "\n".join(path.read_text() for path in sorted(tmp_path.glob("*.log")))
-    assert codes == [0] * len(codes), logs
+    jobs = run_by_hand(variables(), [str(PROGRAM), str(tmp_path), "loop"], limit=200)
+    assert [job.code for job in jobs] == [0] * len(jobs), jobs
     for worker in (0, 1):
-        outcomes = json.loads((tmp_path / f"worker-{worker}.json").read_text())
-        assert outcomes == {f"loops-{family}": "" for family in FAMILIES}, outcomes
+        assert json.loads((tmp_path / f"worker-{worker}.json").read_text()) == {"loop": ""}, jobs
 
 
 def test_what_makes_no_sense_is_refused_without_servers() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,6 +61,43 @@ def run_ranks(
             process.kill()
         raise
     return Job(process.returncode, output, time.monotonic() - start)
+
+
+def without_marks() -> dict[str, str]:
+    """Return the environment without marks of a launcher and without options of hvdx; `tests` can be imported."""
+    marks = ("OMPI_", "PMI", "PRTE_", "HOROVOD_", "HVDX_", "SLURM_", "DMLC_", "NCCL_", "TF_CONFIG")
+    result = {name: value for name, value in os.environ.items() if not name.startswith(marks)}
+    result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return result
+
+
+def run_by_hand(members: Sequence[dict[str, str]], command: Sequence[str], *, limit: float = 120) -> list[Job]:
+    """Run a Python program as plain processes without any launcher, one for each dictionary of variables.
+
+    Raises:
+        subprocess.TimeoutExpired: they did not all end within `limit` seconds; they are gone all the same.
+    """
+    start = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        running = []
+        for own in members:
+            log = stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                env={**without_marks(), "HVDX_TIMEOUT": "60", "TF_CPP_MIN_LOG_LEVEL": "3", **own},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+            stack.callback(process.wait, 10)
+            stack.callback(process.kill)
+            running.append((process, log))
+        jobs = []
+        for process, log in running:
+            code = process.wait(max(0.1, start + limit - time.monotonic()))
+            log.seek(0)
+            jobs.append(Job(code, log.read(), time.monotonic() - start))
+        return jobs
 
 
 def processes_with(text: str) -> list[int]:
