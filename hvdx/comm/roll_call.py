@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hvdx.errors import StallError, WorldError
 
 _HELLO = b"hvdx"
 _GO = b"go"
+_NO = b"no "
 _PAUSE = 0.1
+_LONGEST = 1 << 16
+_LATER = 5.0
+"""Seconds by which rank 0's limit may end after another's, who came earlier and hears from it who is missing."""
 
 
 def roll_call(rank: int, addresses: Sequence[str], seconds: float) -> None:
@@ -44,9 +48,9 @@ def _receive_all(addresses: Sequence[str], end: float, seconds: float) -> None:
             except TimeoutError:
                 absent = [r for r in range(1, len(addresses)) if r not in present]
                 who = ", ".join(f"rank {r} at {addresses[r]}" for r in absent)
-                raise StallError(
-                    f"Not all ranks came within {seconds:g} s (HVDX_START_TIMEOUT). Missing: {who}."
-                ) from None
+                problem = f"Not all ranks came within {seconds:g} s (HVDX_START_TIMEOUT). Missing: {who}."
+                _tell(present.values(), _NO + problem.encode())
+                raise StallError(problem) from None
             stack.enter_context(connection)
             connection.settimeout(5)
             with contextlib.suppress(OSError, ValueError):  # a stranger
@@ -54,9 +58,13 @@ def _receive_all(addresses: Sequence[str], end: float, seconds: float) -> None:
                 number = int(hello[len(_HELLO) :]) if hello.startswith(_HELLO) else 0
                 if 0 < number < len(addresses):
                     present[number] = connection
-        for connection in present.values():
-            with contextlib.suppress(OSError):  # gone since: TensorFlow will miss it
-                connection.sendall(_GO)
+        _tell(present.values(), _GO)
+
+
+def _tell(connections: Iterable[socket.socket], word: bytes) -> None:
+    for connection in connections:
+        with contextlib.suppress(OSError):  # gone since: TensorFlow will miss it
+            connection.sendall(word)
 
 
 def _listen(address: str) -> socket.socket:
@@ -79,11 +87,16 @@ def _report(rank: int, address: str, end: float, seconds: float) -> None:
         try:
             with socket.create_connection((host, int(port)), timeout=max(0.01, end - time.monotonic())) as connection:
                 connection.sendall(_HELLO + str(rank).encode())
-                connection.settimeout(max(0.01, end + _PAUSE - time.monotonic()))
-                if connection.recv(len(_GO)) == _GO:
-                    return
-                reason = "it waited for other ranks in vain"
+                connection.settimeout(max(0.01, end + _LATER - time.monotonic()))
+                with connection.makefile("rb") as answer:
+                    word = answer.read(_LONGEST)
         except OSError as error:
             reason = str(error)
+        else:
+            if word == _GO:
+                return
+            if word.startswith(_NO):
+                raise StallError(word.removeprefix(_NO).decode(errors="replace"))
+            reason = "it ended the wait" if not word else "what listens there is not rank 0"
         time.sleep(_PAUSE)
     raise StallError(f"Rank 0 at {address} did not give the start within {seconds:g} s (HVDX_START_TIMEOUT): {reason}.")
