@@ -95,14 +95,21 @@ def check_threshold(threshold: Any) -> None:
 
 COMM = Variable(
     "HVDX_COMM",
-    _one_of("auto", "single", "mpi", "horovod", "tensorflow", "servers"),
+    _one_of("auto", "single", "shared_memory", "mpi", "horovod", "tensorflow", "servers"),
     "auto",
-    "communicator: auto, single, mpi, horovod, tensorflow, or servers in a job with parameter servers",
+    "communicator: auto, single, shared_memory, mpi, horovod, tensorflow, or servers in a job with parameter servers",
 )
 FUSION_THRESHOLD = Variable(
     "HVDX_FUSION_THRESHOLD", _to_bytes, 128 * 1024 * 1024,
     "largest fusion buffer in bytes; 0 sends every tensor alone", "HOROVOD_FUSION_THRESHOLD",
 )  # fmt: skip
+ALLREDUCE = Variable(
+    "HVDX_ALLREDUCE",
+    _one_of("auto", "mpi", "ring", "recursive_doubling", "halving_doubling", "tree", "hierarchical"),
+    "auto",
+    "how buffers are reduced over MPI, read by init(): auto (by size and topology, as measured), mpi (the library's "
+    "own way), ring, recursive_doubling, halving_doubling, tree or hierarchical",
+)
 TIMEOUT = Variable(
     "HVDX_TIMEOUT", _to_seconds, 600.0, "seconds a rank waits for the others in a collective before it fails"
 )
@@ -152,6 +159,6 @@ SERVER_GRACE = Variable(
 )
 
 ALL: tuple[Variable, ...] = (
-    COMM, FUSION_THRESHOLD, TIMEOUT, START_TIMEOUT, SHUTDOWN_TIMEOUT, STALL_WARNING, LOG, EXPECTED_SIZE,
+    COMM, FUSION_THRESHOLD, ALLREDUCE, TIMEOUT, START_TIMEOUT, SHUTDOWN_TIMEOUT, STALL_WARNING, LOG, EXPECTED_SIZE,
     THREADS_PER_RANK, TF_ADDRESSES, SERVERS, ROLE, INDEX, ROOT, TOKEN, SERVER_GRACE,
 )  # fmt: skip

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from hvdx import environment
 from hvdx.comm.agreement import Waiting
+from hvdx.comm.algorithms.over_mpi import check_choices
 from hvdx.comm.communicator import Topology
 from hvdx.comm.host import HostCommunicator, as_array
 from hvdx.comm.mpi_buffers import MpiBuffers
@@ -49,16 +50,20 @@ class MpiCommunicator(HostCommunicator):
     def __init__(self, comm: Any = None) -> None:
         super().__init__()
         parent = MPI.COMM_WORLD if comm is None else comm
+        algorithm = environment.ALLREDUCE.read()
         self._notes = parent
         self._meet(parent)
         self._comm = parent.Dup()
         self._notes = parent.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        hosts = self._comm.allgather(MPI.Get_processor_name())
-        self.topology = Topology.from_hosts(self._comm.Get_rank(), hosts)
+        told = self._comm.allgather((MPI.Get_processor_name(), algorithm))
+        self._hosts: list[str] = [host for host, _ in told]
+        self._algorithm: str = algorithm
+        check_choices([choice for _, choice in told])
+        self.topology = Topology.from_hosts(self._comm.Get_rank(), self._hosts)
         self._point_to_point = PointToPoint(parent.Dup())
         self._watchdog = Watchdog(self._notes)
-        self._buffers = MpiBuffers(self._comm, self._payload)
+        self._buffers = MpiBuffers(self._comm, self._payload, self._hosts, algorithm)
 
     def _meet(self, parent: Any) -> None:
         """Wait, with a limit, until all ranks have come; what follows then cannot wait for one that has not started."""

@@ -8,12 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hvdx.comm.mpi_library import MPI
+from hvdx.comm.algorithms.over_mpi import PIECE, MpiChannel, reduce
 from hvdx.comm.reduce_op import ReduceOp
-
-_PIECE = 1 << 30
-"""Bytes in one MPI call; MPI counts elements in 32 bits."""
-_OPS = {ReduceOp.SUM: MPI.SUM, ReduceOp.MIN: MPI.MIN, ReduceOp.MAX: MPI.MAX, ReduceOp.PRODUCT: MPI.PROD}
 
 
 class MpiBuffers:
@@ -22,25 +18,33 @@ class MpiBuffers:
     Args:
         comm: an mpi4py communicator for nothing else.
         payload: gives the context in which every call runs: it watches it, and turns what MPI raises into an error.
+        hosts: the name of each rank's host; where it is None, every rank is on one of its own.
+        algorithm: how to reduce, a value of HVDX_ALLREDUCE, the same on all ranks.
     """
 
-    def __init__(self, comm: Any, payload: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        payload: Callable[[], AbstractContextManager[None]],
+        hosts: Sequence[str] | None = None,
+        algorithm: str = "mpi",
+    ) -> None:
         self.comm = comm
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
+        self.algorithm = algorithm
         self._payload = payload
+        self._channel = MpiChannel(comm, hosts)
 
     def reduce(self, buffer: np.ndarray, op: ReduceOp) -> None:
         """Reduce a typed 1-d buffer in place (Sum, Min, Max or Product; never 16-bit floats)."""
-        step = _PIECE // buffer.dtype.itemsize
         with self._payload():
-            for start in range(0, buffer.size, step):
-                self.comm.Allreduce(MPI.IN_PLACE, buffer[start : start + step], _OPS[op])
+            reduce(self._channel, buffer, op, self.algorithm)
 
     def gather(self, part: np.ndarray, counts: Sequence[int], result: np.ndarray) -> None:
         """Put every rank's uint8 `part` (of `counts[rank]` bytes) into `result`, in the order of ranks."""
         with self._payload():
-            if sum(counts) <= _PIECE:
+            if sum(counts) <= PIECE:
                 self.comm.Allgatherv(part, [result, list(counts)])
                 return
             start = 0
@@ -53,7 +57,7 @@ class MpiBuffers:
 
     def alltoall(self, parts: np.ndarray, result: np.ndarray) -> None:
         """Send row r of `parts` (ranks x bytes, uint8) to rank r; row r of `result` is what rank r sent."""
-        step = _PIECE // self.size
+        step = PIECE // self.size
         with self._payload():
             for start in range(0, parts.shape[1], step):
                 sent = np.ascontiguousarray(parts[:, start : start + step])
@@ -67,5 +71,5 @@ class MpiBuffers:
             self._bcast_pieces(buffer, root)
 
     def _bcast_pieces(self, buffer: np.ndarray, root: int) -> None:
-        for start in range(0, buffer.size, _PIECE):
-            self.comm.Bcast(buffer[start : start + _PIECE], root)
+        for start in range(0, buffer.size, PIECE):
+            self.comm.Bcast(buffer[start : start + PIECE], root)

@@ -1,0 +1,97 @@
+"""Every choice of HVDX_ALLREDUCE over MPI: through hvd.allreduce against numpy, and the bytes that really travelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvdx.comm.algorithms import ALGORITHMS, measured, over_mpi
+from hvdx.comm.mpi_buffers import MpiBuffers
+from hvdx.comm.reduce_op import ReduceOp
+from hvdx.fusion import aligned
+from hvdx.world import communicator
+from tests.ops.test_allreduce import NUMPY, OPS, expected, numbers, same
+
+pytestmark = pytest.mark.np(2, 3, 4, plain=False, comm=["mpi"])
+
+CHOICES = ["auto", "mpi", *ALGORITHMS]
+
+
+@pytest.fixture
+def buffers() -> Iterator[MpiBuffers]:
+    """What moves the bytes of this world; its algorithm is what it was, afterwards."""
+    made: Any = communicator()
+    was = made._buffers.algorithm
+    yield made._buffers
+    made._buffers.algorithm = was
+
+
+def random(rank: int, length: int) -> np.ndarray:
+    return np.random.default_rng(rank).normal(size=length).astype(np.float32)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_through_allreduce(world: Any, buffers: MpiBuffers, choice: str) -> None:
+    buffers.algorithm = choice
+    rank, size = world.rank(), world.size()
+    for op in OPS:
+        for dtype in ("float32", "float64", "int8", "uint64", "float16", "bfloat16"):
+            same(world.allreduce(tf.constant(numbers(dtype, rank)), op), expected(op, dtype, size))
+    flags = tf.constant([rank == 0, True, False])
+    assert world.allreduce(flags, "Max").numpy().tolist() == [True, True, False]
+    assert world.allreduce(tf.zeros([0])).shape == (0,)
+    same(world.allreduce(tf.constant(rank + 1.0), "Sum"), np.float32(size * (size + 1) / 2))
+    same(world.allreduce(tf.constant(numbers("complex64", rank)), "Sum"), expected("Sum", "complex64", size))
+    # longer than a segment, and not divisible by anything
+    length = 700_001
+    result = world.allreduce(tf.constant(random(rank, length)), "Sum").numpy()
+    reference = np.sum([random(r, length) for r in range(size)], axis=0)
+    np.testing.assert_allclose(result, reference, rtol=1e-4, atol=1e-5)
+    assert len({one.tobytes() for one in world.allgather_object(result)}) == 1
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_exactly_the_bytes_of_the_formula_travel(world: Any, buffers: MpiBuffers, name: str) -> None:
+    channel = buffers._channel
+    for length in (1, 1000, 700_001):
+        before = channel.bytes_sent
+        buffers.algorithm = name
+        world.allreduce(tf.constant(random(world.rank(), length)), "Sum")
+        sent = channel.bytes_sent - before
+        padded = aligned(4 * length)  # in a fusion buffer
+        assert sent == ALGORITHMS[name].bytes_sent(channel.rank, channel.hosts, padded // 4, 4)
+        assert sum(world.allgather_object(sent)) >= 2 * (world.size() - 1) * padded
+
+
+def test_hosts_that_one_machine_pretends_to_be(world: Any, buffers: MpiBuffers) -> None:
+    """The last rank alone on its host: the hierarchy has uneven hosts where there are three ranks or more."""
+    size, rank, length = world.size(), world.rank(), 1001
+    channel = over_mpi.MpiChannel(buffers.comm, ["a"] * (size - 1) + ["b"])
+    assert channel.hosts == (*[0] * (size - 1), 1)
+    for op in (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT):
+        buffer = random(rank, length)
+        over_mpi.reduce(channel, buffer, op, "hierarchical")
+        reference = NUMPY[op.value]([random(r, length) for r in range(size)], axis=0)
+        np.testing.assert_allclose(buffer, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_messages_larger_than_mpi_can_count(world: Any, buffers: MpiBuffers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(over_mpi, "PIECE", 1000)
+    for choice in ("mpi", *ALGORITHMS):
+        buffer = random(world.rank(), 5003)
+        over_mpi.reduce(buffers._channel, buffer, ReduceOp.SUM, choice)
+        reference = np.sum([random(r, 5003) for r in range(world.size())], axis=0)
+        np.testing.assert_allclose(buffer, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_auto_takes_what_was_measured(world: Any, buffers: MpiBuffers, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = buffers._channel
+    monkeypatch.setattr(channel, "_thresholds", measured.to_thresholds({"0": "mpi", "400": "tree"}))
+    for length, sent in ((99, 0), (100, ALGORITHMS["tree"].bytes_sent(channel.rank, channel.hosts, 100, 4))):
+        before = channel.bytes_sent
+        over_mpi.reduce(channel, random(world.rank(), length), ReduceOp.SUM, "auto")
+        assert channel.bytes_sent - before == sent
