@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ EPOCHS = 5
 
 
 def play_restarted(folder: Path) -> None:
-    """Training that is saved after each epoch; a server is killed after two, unless this is the second start."""
+    """Two models are in training, each saved in its way, when a server dies; on the second start both go on."""
     family = FAMILIES[0]
     keras = family.keras
     resumes = (folder / "epochs").exists()
@@ -173,20 +174,42 @@ def play_restarted(folder: Path) -> None:
         model.compile(family.optimizers.Adam(0.01, epsilon=1e-3), "mse")
         return model
 
-    class Killer(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    def kill() -> None:
+        if hvd.rank() == 0:
+            os.kill(int((folder / "server-1.pid").read_text()), signal.SIGKILL)
+
+    class Watcher(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        """Does something after the second step of the third epoch, unless training goes on from there."""
+
+        def __init__(self, then: Callable[[], None]) -> None:
+            super().__init__()
+            self.then, self.epochs = then, []
+
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            assert epoch >= 2 or not resumes
-            if epoch == 2 and not resumes and hvd.rank() == 0:
-                os.kill(int((folder / "server-1.pid").read_text()), signal.SIGKILL)
+            self.epochs.append(epoch)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if (self.epochs[-1], batch) == (2, 1) and not resumes:
+                self.then()
+
+        def on_train_end(self, logs: Any = None) -> None:
+            assert self.epochs == list(range(2, EPOCHS)), "it goes on after the last epoch that was saved"
 
     with made.scope():
-        model = compiled()
-    callbacks = [hvd.callbacks.CheckpointCallback(folder / "epochs"), Killer()]
-    _train(model, EPOCHS, callbacks=callbacks)
+        model, other = compiled(), compiled()
+
+    def train_other() -> None:
+        _train(other, EPOCHS, callbacks=[hvd.callbacks.CheckpointCallback(folder / "epochs"), Watcher(kill)])
+
+    backup = keras.callbacks.BackupAndRestore(str(folder / "backup"))
+    _train(model, EPOCHS, callbacks=[backup, Watcher(train_other)])
+    assert resumes
+    train_other()
     if hvd.rank() == 0:
         reference = compiled()
         _train(reference, EPOCHS)
         _alike(model, reference)
+        _alike(other, reference)
     hvd.shutdown()
     store: dict[str, Any] = {}
     model.optimizer.save_own_variables(store)  # what it had last

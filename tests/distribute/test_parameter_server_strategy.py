@@ -82,7 +82,7 @@ def test_a_worker_dies_in_asynchronous_training(tmp_path: Path, go_on: bool) -> 
 
 
 @pytest.mark.timeout(300)
-def test_a_server_dies_and_three_go_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+def test_a_server_dies_and_three_go_on_from_the_last_checkpoint_and_from_a_backup(tmp_path: Path) -> None:
     first = play(tmp_path, "restarted")
     assert first.job.code == 137, first.job.output
     assert re.search(r"server 1 on \S+ was ended by signal 9 \(SIGKILL\)", first.job.output)
