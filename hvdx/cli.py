@@ -1,4 +1,4 @@
-"""The command `hvdx`: the version, the environment variables in force, and what `doctor` finds on this machine."""
+"""The command `hvdx`: the version, the variables in force, what `doctor` finds here, and `plan`, scaling on paper."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from rich.table import Table
 from hvdx import environment
 from hvdx.errors import ConfigurationError
 from hvdx.launch.doctor import Check, State, report
+from hvdx.planning import command as planning
+from hvdx.planning.predict import predict
 from hvdx.version import __version__
 
 _COLOURS = {State.FINE: "green", State.NOTE: "dim", State.BAD: "bold red"}
@@ -61,12 +63,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("env", help="the environment variables, their values in force and where these come from")
     commands.add_parser("doctor", help="what is installed and whether two ranks can start; exit code 1 if not")
+    plan = commands.add_parser("plan", help="how long a step will take on many ranks", description=planning.DESCRIPTION)
+    planning.add_options(plan)
     args = parser.parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 140)
     if args.command == "env":
         table, usable = environment_table(os.environ)
         console.print(table)
         return 0 if usable else 1
+    if args.command == "plan":
+        try:
+            job = planning.job_of(args)
+        except ConfigurationError as error:
+            plan.error(str(error))
+        predictions = predict(job)
+        console.print(planning.table(job, predictions))
+        console.print(escape(planning.closing(job, predictions)), highlight=False)
+        return 0
     checks = report()
     console.print(doctor_table(checks))
     bad = [check.name for check in checks if check.state is State.BAD]
