@@ -24,7 +24,7 @@ def pytest_report_header() -> list[str]:
     import tensorflow as tf
 
     lines = [f"tensorflow {tf.__version__}, {NP} rank(s), communicator {os.environ.get('HVDX_COMM', 'auto')}"]
-    if os.environ.get("HVDX_COMM", "mpi") == "mpi" and NP > 1:
+    if os.environ.get("HVDX_COMM") in {"mpi", "shared_memory"} and NP > 1:
         from mpi4py import MPI
 
         lines.append(f"{MPI.Get_library_version().splitlines()[0]}, rank {hvd.rank()} of {hvd.size()}")

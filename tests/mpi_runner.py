@@ -24,7 +24,9 @@ def main() -> int:
     extra = argv[argv.index("--") + 1 :] if "--" in argv else []
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--np", type=int, required=True)
-    parser.add_argument("--comm", default="mpi", help="communicator: mpi, horovod or tensorflow")
+    parser.add_argument(
+        "--comm", default="shared_memory", help="communicator: shared_memory, mpi, horovod or tensorflow"
+    )
     parser.add_argument("--launcher", default="", help="another launcher's command line instead of hvdxrun's")
     parser.add_argument("--limit", type=float, default=1500, help="seconds for the whole run")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)

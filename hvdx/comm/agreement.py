@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -80,13 +81,20 @@ class Agreement:
         """The newest call on which all ranks agreed, in words."""
         return self._last
 
-    def agree(self, signature: Signature, *extra: int, limit: float | None = None) -> np.ndarray:
+    def agree(
+        self,
+        signature: Signature,
+        *extra: int,
+        limit: float | None = None,
+        prepare: Callable[[], int] | None = None,
+    ) -> np.ndarray:
         """Wait for all ranks and check that they called the same; collective. The caller holds the lock.
 
         Args:
             signature: what this rank called.
             extra: up to five integers to tell the other ranks (sizes that may differ).
             limit: seconds to wait; where it is None HVDX_TIMEOUT, or `patience` if that is longer.
+            prepare: is called when it is this call's turn, before the others are told; gives one more integer.
 
         Returns:
             All ranks' headers, ranks x HEADER_LENGTH; `extra` starts at column 2.
@@ -103,7 +111,8 @@ class Agreement:
                     self.turns.begin(place, self._is_over, limit)
                     self._check_alive()
                     waiting = self._wait(signature, limit)
-                    headers = self._exchange(header(signature, waiting.sequence, *extra, place=place), waiting)
+                    told = extra if prepare is None else (*extra, prepare())
+                    headers = self._exchange(header(signature, waiting.sequence, *told, place=place), waiting)
                     if agrees(headers):
                         break
                     if not (unordered(headers) and self.turns.choose(self._tell_places(signature, limit), limit)):
@@ -113,6 +122,16 @@ class Agreement:
                 raise
             self._last, self._last_time = signature.describe(), time.monotonic()
         return headers
+
+    @contextlib.contextmanager
+    def middle(self) -> Iterator[Waiting]:
+        """Give a wait for the others in the middle of the newest call; an error in the block is one for all calls."""
+        limit = max(environment.TIMEOUT.read(), self.patience)
+        try:
+            yield Waiting(Signature("end", self._last), limit, self._last, self._last_time, self._sequence)
+        except HvdxError as error:
+            self.error = error
+            raise
 
     def _is_over(self) -> bool:
         return isinstance(self.error, StallError | CollectiveError)

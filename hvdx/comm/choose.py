@@ -14,7 +14,7 @@ from hvdx.comm.launchers import by_horovodrun, detect
 from hvdx.errors import ConfigurationError, WorldError
 from hvdx.logs import log
 
-NAMES = ("single", "mpi", "horovod", "tensorflow", "servers")
+NAMES = ("single", "shared_memory", "mpi", "horovod", "tensorflow", "servers")
 
 
 def create(comm: Any = None) -> Communicator:
@@ -36,7 +36,7 @@ def create(comm: Any = None) -> Communicator:
                 f"init(comm=) takes {', '.join(map(repr, NAMES))}, 'auto' or an mpi4py communicator. "
                 f"Received: {comm!r}."
             )
-        communicator = _make_mpi(comm)
+        communicator = _make_shared_memory(comm)
         from hvdx.comm.mpi_library import MPI
 
         check_size(communicator, os.environ, MPI.COMM_WORLD.Get_size())
@@ -67,7 +67,7 @@ def automatic(environ: Mapping[str, str]) -> str:
         return "single"
     if _gpus_visible(environ):
         return "horovod" if _horovod_with_nccl() else "tensorflow"
-    return "mpi"
+    return "shared_memory"
 
 
 def has_servers(environ: Mapping[str, str]) -> bool:
@@ -86,6 +86,8 @@ def _make(name: str) -> Communicator:
         from hvdx.comm.servers import ServersCommunicator
 
         return ServersCommunicator(job)
+    if name == "shared_memory":
+        return _make_shared_memory()
     if name == "mpi":
         return _make_mpi()
     if name == "horovod":
@@ -106,6 +108,20 @@ def _make_mpi(comm: Any = None) -> Communicator:
         from hvdx.comm.mpi import MpiCommunicator
 
         return MpiCommunicator(comm)
+
+
+def _make_shared_memory(comm: Any = None) -> Communicator:
+    """Return a communicator that shares memory where ranks have a host in common, and else that of MPI alone."""
+    with start_limit("MPI to start"):
+        from hvdx.comm.shared_memory import SharedMemoryCommunicator
+
+        communicator = SharedMemoryCommunicator(comm)
+        if communicator.shares:
+            return communicator
+        if communicator.problem and communicator.topology.rank == 0:
+            log.warning("Ranks of a host cannot share memory (%s): all bytes travel by MPI.", communicator.problem)
+        communicator.close(clean=True)
+    return _make_mpi(comm)
 
 
 def check_size(communicator: Communicator, environ: Mapping[str, str], size: int | None = None) -> None:

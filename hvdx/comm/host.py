@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -24,12 +25,27 @@ from hvdx.comm.first_batch import fingerprint, warn_if_equal
 from hvdx.comm.halves import PIECE, reduce_halves
 from hvdx.comm.operation import in_turn
 from hvdx.comm.order import in_order
-from hvdx.comm.reduce_op import ReduceOp, is_half, require_reducible
+from hvdx.comm.reduce_op import ReduceOp, is_half, require_reducible, truncated_quotient
 from hvdx.comm.signature import Signature, TensorSpec, check_thresholds
 from hvdx.logs import log
 
 _MOST_PLANS = 256
 """Plans kept; a program whose shapes change all the time must not grow for ever."""
+
+
+@dataclass
+class Planned:
+    """What is known of an all-reduce from its first call on.
+
+    Args:
+        signature: what the ranks compare.
+        plan: where each tensor lies.
+        notes: what a communicator has worked out for this plan.
+    """
+
+    signature: Signature
+    plan: fusion.Plan
+    notes: dict[Any, Any] = field(default_factory=dict)
 
 
 class HostCommunicator(Communicator):
@@ -41,7 +57,7 @@ class HostCommunicator(Communicator):
     def __init__(self) -> None:
         self._agreement = Agreement(self._exchange)
         self._pool = BufferPool()
-        self._plans: dict[tuple[Any, ...], tuple[Signature, fusion.Plan]] = {}
+        self._plans: dict[tuple[Any, ...], Planned] = {}
         self._watched: dict[Label, list[bool]] = {}
 
     @abc.abstractmethod
@@ -80,23 +96,18 @@ class HostCommunicator(Communicator):
     def _allreduce_arrays(
         self, arrays: list[np.ndarray], op: ReduceOp, label: Label, threshold: int, watch: list[bool]
     ) -> list[np.ndarray]:
-        signature, plan = self._plan(arrays, op, label, threshold)
+        planned = self._plan(arrays, op, label, threshold)
         mark = fingerprint(arrays) if watch[0] else 0
-        headers = self._agreement.agree(signature, mark, threshold)
-        check_thresholds(headers[:, 3], signature)
+        headers = self._agreement.agree(
+            planned.signature, mark, threshold, prepare=lambda: self._prepare(planned, arrays, op)
+        )
+        check_thresholds(headers[:, 3], planned.signature)
         if watch[0]:
             watch[0] = False
             warn_if_equal(mark, headers[:, 2], label.warn_if_equal)
-        buffers = []
-        for bucket in plan.buckets:
-            buffer = self._pool.take(bucket.nbytes)
-            self._reduce_bucket(bucket, arrays, buffer, op)
-            buffers.append(buffer)
-        return fusion.unpack(plan, buffers)
+        return fusion.unpack(planned.plan, self._reduce_plan(planned, arrays, op, headers[:, 4]))
 
-    def _plan(
-        self, arrays: list[np.ndarray], op: ReduceOp, label: Label, threshold: int
-    ) -> tuple[Signature, fusion.Plan]:
+    def _plan(self, arrays: list[np.ndarray], op: ReduceOp, label: Label, threshold: int) -> Planned:
         key = (op, label, threshold, tuple(a.shape for a in arrays), tuple(a.dtype for a in arrays))
         found = self._plans.get(key)
         if found is None:
@@ -104,9 +115,31 @@ class HostCommunicator(Communicator):
             plan = fusion.plan([a.shape for a in arrays], [a.dtype for a in arrays], threshold)
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            found = self._plans[key] = (signature, plan)
+            found = self._plans[key] = Planned(signature, plan)
             log.debug("%s", plan.describe([label.name(i) for i in range(len(arrays))]))
         return found
+
+    def _prepare(self, planned: Planned, arrays: list[np.ndarray], op: ReduceOp) -> int:
+        """Do what can be done before the others come; return a number to tell them."""
+        return 0
+
+    def _reduce_plan(
+        self, planned: Planned, arrays: list[np.ndarray], op: ReduceOp, told: np.ndarray
+    ) -> list[np.ndarray]:
+        """Return a buffer for each bucket of the plan, reduced.
+
+        Args:
+            planned: what is reduced.
+            arrays: this rank's tensors.
+            op: the operation.
+            told: what each rank's `_prepare` returned.
+        """
+        buffers = []
+        for bucket in planned.plan.buckets:
+            buffer = self._pool.take(bucket.nbytes)
+            self._reduce_bucket(bucket, arrays, buffer, op)
+            buffers.append(buffer)
+        return buffers
 
     def _reduce_bucket(self, bucket: fusion.Bucket, arrays: list[np.ndarray], buffer: np.ndarray, op: ReduceOp) -> None:
         size, dtype = self.topology.size, bucket.dtype
@@ -119,8 +152,7 @@ class HostCommunicator(Communicator):
             fusion.pack(bucket, arrays, buffer)
             wide = buffer.view(dtype).astype(np.uint64 if dtype.kind == "u" else np.int64)
             self._reduce(wide, ReduceOp.SUM)
-            quotient = np.abs(wide) // wide.dtype.type(size) if dtype.kind == "i" else wide // wide.dtype.type(size)
-            buffer.view(dtype)[:] = (np.sign(wide) * quotient if dtype.kind == "i" else quotient).astype(dtype)
+            buffer.view(dtype)[:] = truncated_quotient(wide, size).astype(dtype)
         elif op is ReduceOp.AVERAGE:
             # Divided while it is copied: that costs nothing, and the sum cannot overflow.
             fusion.pack(bucket, arrays, buffer, 1.0 / size)

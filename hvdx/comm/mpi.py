@@ -8,7 +8,6 @@ collectives, watched by a thread, since a rank can also stop in the middle of on
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -113,7 +112,6 @@ class MpiCommunicator(HostCommunicator):
         while time.perf_counter() < spin_until:
             if done():
                 return
-            os.sched_yield()
         warn_at = environment.STALL_WARNING.read()
         seconds = 20e-6
         notes = None

@@ -58,6 +58,13 @@ def is_numeric(dtype: np.dtype) -> bool:
     return dtype.kind in "biufc" or is_half(dtype)
 
 
+def truncated_quotient(total: np.ndarray, divisor: int) -> np.ndarray:
+    """Return 64-bit integers divided by a positive number, rounded towards zero."""
+    if total.dtype.kind == "u":
+        return total // total.dtype.type(divisor)
+    return np.sign(total) * (np.abs(total) // total.dtype.type(divisor))
+
+
 def require_reducible(dtype: np.dtype, op: ReduceOp) -> None:
     """Check that `op` is defined for `dtype`.
 

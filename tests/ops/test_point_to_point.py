@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.np(2, 3, plain=False, comm=["mpi"])
+pytestmark = pytest.mark.np(2, 3, plain=False, comm=["mpi", "shared_memory"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "complex64", "int8"])
