@@ -2,56 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 from hvdx.comm.algorithms import ALGORITHMS, channel
 from hvdx.comm.algorithms.costs import Cluster, Link
-from tests.comm.algorithms.threads import Ranks, ThreadChannel
+from hvdx.comm.algorithms.simulation import SimulatedChannel, simulate
 
 FAR, NEAR, ADDED = Link(7.0, 0.5), Link(1.0, 0.125), 0.03125
 LENGTH = 5040
 """Numbers in the buffer: parts are even for every number of ranks used here."""
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    made = Ranks()
-    yield made
-    made.stop()
-
-
-def clock(ranks: Ranks, name: str, cluster: Cluster) -> float:
+def clock(name: str, cluster: Cluster) -> float:
     """Return when the last rank is done."""
 
-    def run(channel: ThreadChannel) -> None:
+    def run(channel: SimulatedChannel) -> None:
         ALGORITHMS[name].all_reduce(np.ones(LENGTH, np.uint8), channel.add, channel)
 
     hosts = [rank // cluster.ranks_per_host for rank in range(cluster.ranks)]
-    return max(channel.clock for channel in ranks.run(hosts, run, cluster)[1])
+    return max(channel.clock for channel in simulate(hosts, run, cluster)[1])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_one_rank_a_host(ranks: Ranks, name: str) -> None:
+def test_one_rank_a_host(name: str) -> None:
     for size in (1, 2, 3, 4, 5, 6, 7, 8, 9):
         cluster = Cluster.flat(size, FAR, ADDED)
-        assert clock(ranks, name, cluster) == pytest.approx(ALGORITHMS[name].seconds(cluster, LENGTH), rel=2e-3), size
+        assert clock(name, cluster) == pytest.approx(ALGORITHMS[name].seconds(cluster, LENGTH), rel=2e-3), size
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_all_ranks_on_one_host(ranks: Ranks, name: str) -> None:
+def test_all_ranks_on_one_host(name: str) -> None:
     for size in (2, 3, 4, 8):
         cluster = Cluster(1, size, FAR, NEAR, ADDED)
-        assert clock(ranks, name, cluster) == pytest.approx(ALGORITHMS[name].seconds(cluster, LENGTH), rel=2e-3), size
+        assert clock(name, cluster) == pytest.approx(ALGORITHMS[name].seconds(cluster, LENGTH), rel=2e-3), size
 
 
 @pytest.mark.parametrize("name", ["ring", "tree"])
-def test_several_hosts_where_one_rank_at_a_time_uses_the_link(ranks: Ranks, name: str) -> None:
+def test_several_hosts_where_one_rank_at_a_time_uses_the_link(name: str) -> None:
     for hosts, local in ((2, 2), (2, 4), (4, 2)):
         cluster = Cluster(hosts, local, FAR, NEAR, ADDED)
-        assert clock(ranks, name, cluster) == pytest.approx(ALGORITHMS[name].seconds(cluster, LENGTH), rel=2e-3)
+        assert clock(name, cluster) == pytest.approx(ALGORITHMS[name].seconds(cluster, LENGTH), rel=2e-3)
 
 
 def test_ranks_of_a_host_share_its_link() -> None:
