@@ -13,7 +13,7 @@ SHELL_SCRIPTS := $(wildcard scripts/*.sh) .ci/run
 HOROVOD_SCRIPTS := scripts/build_horovod.sh scripts/horovod_compile.sh scripts/horovod_probe.py
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-only lint lint-ruff lint-format lint-mypy lint-shell format bench envs horovod clean
+.PHONY: help demo test test-only lint lint-ruff lint-format lint-mypy lint-shell format bench bench-envs bench-mpich bench-intel bench-torch envs horovod clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,7 @@ lint-format: .venv/.full
 lint-mypy: .venv/.full
 	$(BIN)/mypy
 	$(BIN)/mypy scripts/*.py
+	$(BIN)/mypy -p benchmarks
 
 lint-shell: .venv/.full
 	$(BIN)/shellcheck $(SHELL_SCRIPTS)
@@ -46,15 +47,23 @@ format: .venv/.full ## let ruff put the code in its form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.full .venv/.horovod ## measure fused reductions against Horovod's
-	$(BIN)/python benchmarks/allreduce.py
+bench: .venv/.full .venv/.horovod ## measure hvdx against whatever is installed, in ten minutes (ARGS="--help" shows more)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-envs: bench-mpich bench-intel bench-torch ## install what bench can compare with: Horovod on MPICH and Intel MPI, PyTorch
+
+bench-mpich: .venv-mpich/.horovod
+
+bench-intel: .venv-mpich/.horovod .venv-mpich/.intel
+
+bench-torch: .venv-torch/.torch
 
 envs: $(ENVIRONMENTS:%=%/.full) ## make the environments
 
 horovod: .venv/.horovod .venv-tf215/.horovod ## build Horovod for .venv and .venv-tf215
 
 clean: ## remove the environments and whatever was made
-	rm -rf $(ENVIRONMENTS) build dist demo-output benchmarks/results .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(ENVIRONMENTS) .venv-torch build dist demo-output benchmarks/results .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.made: constraints/tf221.txt
@@ -77,4 +86,15 @@ clean: ## remove the environments and whatever was made
 
 %/.horovod: %/.full $(HOROVOD_SCRIPTS)
 	@PIP_CONSTRAINT=$*/pins.txt scripts/build_horovod.sh --python $*/bin/python
+	@touch $@
+
+# In a folder of its own: the library has the same name as MPICH's.
+.venv-mpich/.intel: .venv-mpich/.full constraints/intel.txt
+	@.venv-mpich/bin/python -m pip install -qq --disable-pip-version-check --ignore-installed \
+		--prefix .venv-mpich/intel-mpi --requirement constraints/intel.txt
+	@touch $@
+
+.venv-torch/.torch: constraints/torch.txt scripts/make_env.sh
+	@bash scripts/make_env.sh create .venv-torch
+	@.venv-torch/bin/python -m pip install -qq --disable-pip-version-check --requirement constraints/torch.txt
 	@touch $@

@@ -1,0 +1,1 @@
+"""Measures hvdx beside Horovod, TensorFlow, PyTorch and MPI in one run: `python -m benchmarks --help`."""

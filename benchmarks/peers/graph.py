@@ -1,0 +1,39 @@
+"""What the peers that run in a tf.function share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.session import gradient
+from benchmarks.workloads import Shapes
+
+
+def captured(shapes: Shapes, rank: int) -> Callable[[], list[Any]]:
+    """Return a function that makes a rank's gradients inside a tf.function.
+
+    The function captures them: in a training step they arise inside, and arguments cost time of their own.
+    """
+    import tensorflow as tf
+
+    held = [tf.constant(gradient(index, shape, rank)) for index, shape in enumerate(shapes)]
+
+    def inside() -> list[Any]:
+        return [tf.identity(tensor) for tensor in held]  # tensors of the graph; nothing is copied
+
+    return inside
+
+
+def arrays(result: Any) -> list[np.ndarray]:
+    """Return a tf.function's list of tensors as arrays."""
+    return [tensor.numpy() for tensor in result]
+
+
+def mpi_version() -> dict[str, str]:
+    """Return the name and version of the MPI library that mpi4py has loaded."""
+    from mpi4py import MPI
+
+    first = MPI.Get_library_version().strip().splitlines()[0].split(",")[0]
+    return {"MPI in use:": " ".join(first.replace("\0", "").split())}

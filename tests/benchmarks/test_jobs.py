@@ -1,0 +1,120 @@
+"""Which jobs a run starts and how, and a short real run: hvdx and raw MPI on two ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import settings
+from benchmarks.catalogue import REDUCTIONS, TRAININGS, Homes, Kind
+from benchmarks.gate import Gate
+from benchmarks.job import Job, JobError
+from benchmarks.launching import Command, Hosts, commands
+from tests.support.jobs import ROOT, processes_with
+
+KINDS = {kind.name: kind for kind in (*REDUCTIONS, *TRAININGS)}
+
+
+def homes(folder: Path) -> Homes:
+    """Return environments that are not there, but for the one that runs the tests."""
+    return Homes(Path(sys.executable), folder / "mpich/bin/python", folder / "intel", folder / "torch/bin/python")
+
+
+def test_a_peer_that_is_missing_is_named_with_what_installs_it(tmp_path: Path) -> None:
+    places = homes(tmp_path)
+    assert places.missing(KINDS["hvdx mpi"]) is None
+    assert "`make bench-torch`" in str(places.missing(KINDS["PyTorch DDP gloo"]))
+    assert "`make bench-mpich`" in str(places.missing(KINDS["Horovod MPICH"]))
+    assert "has no absent_module; `make envs`" in str(places.missing(Kind("x", "x", needs=("absent_module",))))
+
+
+def test_how_ranks_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "7")
+    monkeypatch.setenv("TF_CONFIG", "{}")
+
+    def made(name: str, ranks: int) -> list[Command]:
+        return commands(KINDS[name], ranks, ["-m", "x"], homes(tmp_path), Hosts())
+
+    [one] = made("hvdx mpi", 3)
+    assert one.line[1:6] == ["-m", "hvdx.launch.hvdxrun", "-np", "3", sys.executable]
+    assert not {"OMPI_COMM_WORLD_SIZE", "TF_CONFIG"} & set(one.environ)
+    [gloo] = made("Horovod Gloo", 2)
+    assert gloo.line[1:4] == ["-m", "horovod.runner.launch", "--gloo"]
+    assert float(gloo.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"]) > 600, "ranks that are stopped must not time out"
+    ring = made("TensorFlow RING", 2)
+    config = [json.loads(command.environ["TF_CONFIG"]) for command in ring]
+    assert [one["task"]["index"] for one in config] == [0, 1]
+    assert config[0]["cluster"] == config[1]["cluster"]
+    assert len(set(config[0]["cluster"]["worker"])) == 2
+    assert [command.environ["RANK"] for command in made("PyTorch DDP gloo", 2)] == ["0", "1"]
+    assert {command.environ["OMP_NUM_THREADS"] for command in made("PyTorch DDP gloo", 64)} == {"1"}
+    [intel] = made("Horovod Intel MPI", 2)
+    assert intel.environ["MPI4PY_LIBMPI"] == str(tmp_path / "intel/lib/libmpi.so.12")
+    assert intel.environ["PATH"].startswith(str(tmp_path / "intel/bin"))
+
+
+def test_options_choose_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "gradient_sets", lambda names: [settings.Workload(name, ((1,),)) for name in names])
+
+    def chosen(*arguments: str) -> dict[str, tuple[list[str], list[str]]]:
+        options = settings.parser().parse_args(arguments)
+        assert settings.check(options) is None
+        return {s.name: ([w.name for w in s.workloads], [k.name for k in s.kinds]) for s in settings.settings(options)}
+
+    usual = chosen()
+    assert list(usual) == ["2 ranks", "4 ranks", "2 hosts x 2 ranks", "fit, 2 ranks"]
+    assert usual["4 ranks"][0] == ["ResNet-50"]
+    full = chosen("--full")
+    assert list(full)[:3] == ["2 ranks", "3 ranks", "4 ranks"]
+    assert {"MobileNetV2", "4 B", "256 MB"} <= set(full["3 ranks"][0])
+    few = chosen("--ranks", "3", "--workloads", "small CNN", "--peers", "hvdx mpi", "--no-hosts")
+    assert few == {"3 ranks": (["small CNN"], ["hvdx mpi"])}
+    assert "there is no 'hvdx'" in str(settings.check(settings.parser().parse_args(["--peers", "hvdx"])))
+    assert "at least 2" in str(settings.check(settings.parser().parse_args(["--ranks", "1"])))
+
+
+def test_a_job_that_cannot_start_says_why_and_is_gone(tmp_path: Path) -> None:
+    job = Job(Kind("x", "x"), 2, tmp_path)
+    with pytest.raises(JobError, match=r"x: it ended at its start \(exit codes \[3\]\)\nboom"):
+        job.start([Command([sys.executable, "-c", "print('boom'); raise SystemExit(3)"], dict(os.environ))])
+    job.end()
+
+
+def test_the_gate_says_who_is_late(tmp_path: Path) -> None:
+    Gate.make(tmp_path / "gate", 3)
+    first, second = (Gate(tmp_path / "gate", rank, 3) for rank in (0, 1))
+    with pytest.raises(TimeoutError, match=r"\[1, 2\]"):
+        first.wait(0.05)
+    with pytest.raises(TimeoutError, match=r"\[2\]"):
+        second.wait(0.05)
+
+
+def test_a_short_run(tmp_path: Path) -> None:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI", "PRTE_"))}
+    line = [
+        sys.executable, "-m", "benchmarks", "--ranks", "2", "--workloads", "small CNN", "--rounds", "3", "--no-hosts",
+        "--no-fit", "--peers", "yardsticks", "hvdx mpi", "PyTorch DDP gloo", "--torch-python", str(tmp_path / "none"),
+        "--output", str(tmp_path / "results"),
+    ]  # fmt: skip
+    ended = subprocess.run(
+        line, cwd=ROOT, env=clean | {"TMPDIR": str(tmp_path)}, text=True, timeout=200, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout
+    run = json.loads((tmp_path / "results" / "benchmark.json").read_text())
+    [only] = run["sections"]
+    assert set(only["seconds"]) == {"raw MPI", "memory floor", "empty tf.function", "hvdx mpi"}
+    assert all(len(rounds) == 3 and min(map(min, rounds)) > 0 for rounds in only["seconds"].values())
+    assert only["tensors"] == 8
+    assert 150_000 < only["bytes"] < 250_000
+    assert only["own"] > 0
+    assert only["failed"] == {}
+    assert "`make bench-torch`" in run["missing"]["PyTorch DDP gloo"]
+    assert "MPI in use:" in run["versions"]["hvdx mpi"]
+    assert "## 2 ranks, small CNN: 8 tensor(s), 195.0 kB" in ended.stdout
+    assert processes_with(str(tmp_path)) == []
