@@ -32,8 +32,8 @@ def init(comm: Any = None) -> None:
     workers have finished, and the process ends.
 
     Args:
-        comm: "auto" (default, or what HVDX_COMM says), "single", "shared_memory", "mpi", "horovod", "tensorflow" or "servers"; or an
-            mpi4py communicator, whose ranks then form the world.
+        comm: "auto" (default, or what HVDX_COMM says), "single", "shared_memory", "mpi", "horovod", "tensorflow" or
+            "servers"; or an mpi4py communicator, whose ranks then form the world.
 
     Raises:
         ConfigurationError: `comm` is none of these.

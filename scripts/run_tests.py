@@ -85,12 +85,13 @@ def full_plan() -> list[Run]:
         Run("lint", ("make", "--no-print-directory", "--keep-going", "lint"), counts_tests=False),
         plain(".venv"),
         plain(".venv-tf215", *WITHOUT_TENSORFLOW),
-        *(under_mpi(".venv", ranks, "mpi") for ranks in (2, 3, 4)),
+        *(under_mpi(".venv", ranks, "shared_memory") for ranks in (2, 3, 4)),
+        under_mpi(".venv", 2, "mpi", *MOVES_BYTES),
         *(under_mpi(".venv", 2, comm, *MOVES_BYTES, ESTIMATOR) for comm in others),
-        under_mpi(".venv-tf215", 2, "mpi"),
+        under_mpi(".venv-tf215", 2, "shared_memory"),
         under_mpi(".venv-tf215", 2, "horovod", *MOVES_BYTES, ESTIMATOR),
         under_mpi(".venv-tf215", 2, "tensorflow", *MOVES_BYTES),
-        under_mpi(".venv-mpich", 2, "mpi", *MOVES_BYTES),
+        under_mpi(".venv-mpich", 2, "shared_memory", *MOVES_BYTES),
     ]
 
 

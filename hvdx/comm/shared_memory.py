@@ -234,7 +234,7 @@ class SharedMemoryCommunicator(MpiCommunicator):
         self._reserved[number] = nbytes
         log.debug(
             "fusion buffers in shared memory: this rank's %s bytes; results of this host %s bytes",
-            f"{self._memory.own.nbytes:,}", f"{sum(self._reserved):,}",
+            f"{self._memory.own.held:,}", f"{sum(self._reserved):,}",
         )  # fmt: skip
         return True
 

@@ -72,8 +72,13 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def run(program: Path, what: str, timeout: float = 60, environ: dict[str, str] | None = None) -> Job:
-    environ = {"HVDX_TIMEOUT": str(timeout), "HVDX_COMM": "mpi", **(environ or {})}
+BOTH = pytest.mark.parametrize("comm", ["shared_memory", "mpi"])
+
+
+def run(
+    program: Path, what: str, timeout: float = 60, comm: str = "auto", environ: dict[str, str] | None = None
+) -> Job:
+    environ = {"HVDX_TIMEOUT": str(timeout), "HVDX_COMM": comm, **(environ or {})}
     job = run_ranks(2, [str(program), what], limit=200, environ=environ)
     deadline = time.monotonic() + 10
     while processes_with(str(program)) and time.monotonic() < deadline:
@@ -124,15 +129,17 @@ def test_different_calls_raise_at_once_on_both_ranks(program: Path, what: str, m
     assert "done" not in job.output
 
 
-def test_an_eager_mismatch_has_its_own_type_and_the_ranks_stay_in_step(program: Path) -> None:
-    job = run(program, "eager")
+@BOTH
+def test_an_eager_mismatch_has_its_own_type_and_the_ranks_stay_in_step(program: Path, comm: str) -> None:
+    job = run(program, "eager", comm=comm)
     assert job.code == 0, job.output
     assert job.output.count("caught MismatchError") == 2
     assert job.output.count("still in step: 0.5") == 2
 
 
-def test_a_stopped_rank_is_named_within_the_limit(program: Path) -> None:
-    job = run(program, "stop", timeout=5)
+@BOTH
+def test_a_stopped_rank_is_named_within_the_limit(program: Path, comm: str) -> None:
+    job = run(program, "stop", timeout=5, comm=comm)
     assert job.code == 1, job.output
     assert "StallError: rank 1 did not come to: allreduce (Average) of 1 tensor(s) (weights 4 float32)" in job.output
     assert "The last thing done together" in job.output
@@ -151,8 +158,9 @@ def test_after_shutdown_a_failing_rank_still_ends_the_job(program: Path) -> None
     assert "rank 1: leaving: the end of the program" in job.output
 
 
-def test_a_rank_stopped_in_the_middle_of_a_payload_is_noticed(program: Path) -> None:
-    job = run(program, "stop_in_payload", timeout=5)
+@BOTH
+def test_a_rank_stopped_in_the_middle_of_a_payload_is_noticed(program: Path, comm: str) -> None:
+    job = run(program, "stop_in_payload", timeout=5, comm=comm)
     assert job.code != 0, job.output
     assert "rank 1 did not come to" in job.output or "stopped in the middle of: allreduce" in job.output
 
@@ -165,7 +173,7 @@ def test_twenty_runs_in_a_row_end_well(tmp_path: Path) -> None:
     )
     shared = set(Path("/dev/shm").iterdir())
     for _ in range(20):
-        job = run_ranks(2, [str(program)], environ={"HVDX_COMM": "mpi"})
+        job = run_ranks(2, [str(program)], environ={"HVDX_COMM": "auto"})
         assert job.code == 0, job.output
         assert "rank 0 of 2" in job.output
         assert "rank 1 of 2" in job.output

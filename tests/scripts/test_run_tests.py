@@ -136,14 +136,15 @@ def test_runs_after_the_time_for_all_is_used_up_count_as_failed(tmp_path: Path) 
     assert said[-1] == "0 passed, 1 failed, 0 skipped"
 
 
-def test_the_plan_covers_both_tensorflows_both_mpis_and_three_communicators() -> None:
+def test_the_plan_covers_both_tensorflows_both_mpis_and_four_communicators() -> None:
     commands = [" ".join(run.command) for run in run_tests.full_plan()]
     starts = [command.partition(" tests/comm")[0] for command in commands]
-    for ranks, comm in ((2, "mpi"), (3, "mpi"), (4, "mpi"), (2, "horovod"), (2, "tensorflow")):
+    default = "shared_memory"
+    for ranks, comm in ((2, default), (3, default), (4, default), (2, "mpi"), (2, "horovod"), (2, "tensorflow")):
         assert f".venv/bin/python tests/mpi_runner.py --np {ranks} --comm {comm}" in starts
-    for comm in ("mpi", "horovod", "tensorflow"):
+    for comm in (default, "horovod", "tensorflow"):
         assert f".venv-tf215/bin/python tests/mpi_runner.py --np 2 --comm {comm}" in starts
-    assert ".venv-mpich/bin/python tests/mpi_runner.py --np 2 --comm mpi" in starts
+    assert f".venv-mpich/bin/python tests/mpi_runner.py --np 2 --comm {default}" in starts
     assert ".venv/bin/python -m pytest tests" in commands
     paths = {word.removeprefix("--ignore=") for command in commands for word in command.split() if "tests/" in word}
     root = Path(run_tests.__file__).resolve().parents[1]

@@ -91,9 +91,9 @@ class Region:
         os.posix_fallocate(self._descriptor, 0, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the part that this process has mapped for writing."""
-        return int(self._writable.nbytes)
+    def held(self) -> int:
+        """Bytes of memory behind the file."""
+        return os.fstat(self._descriptor).st_size
 
     def writable(self, nbytes: int) -> np.ndarray:
         """Return at least the first `nbytes`, reserved before, as uint8; the same array until it has to be longer."""

@@ -1,0 +1,136 @@
+"""Jobs that share memory: where it is not to be had, what is left of it, several hosts, and a rank that only waits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import HVDXRUN
+from tests.launch.two_hosts import PORT, TwoHosts
+from tests.support.jobs import ROOT, processes_with, run_ranks
+
+SUMS = """
+import os, resource, sys, time
+from mpi4py import MPI
+import mpi4py
+import numpy as np
+import tensorflow as tf
+limit = int(sys.argv[1])
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+import hvdx as hvd
+hvd.init()
+communicator = hvd.world.communicator()
+rank, size = hvd.rank(), hvd.size()
+half = tf.function(lambda x: hvd.allreduce(x, hvd.Average, compression=hvd.Compression.bf16))
+for count in (5, 100_000, 3_000_001):
+    x = np.arange(count) % 11 + rank
+    total = size * (np.arange(count) % 11) + sum(range(size))
+    for dtype in ("float32", "int32"):
+        y = tf.function(lambda t: hvd.allreduce(t, hvd.Sum))(tf.constant(x.astype(dtype)))
+        np.testing.assert_array_equal(y, total.astype(dtype))
+        y = hvd.allreduce(tf.constant(x.astype(dtype)))
+        np.testing.assert_allclose(y, np.trunc(total / size) if dtype == "int32" else total / size, rtol=1e-6)
+    largest = hvd.allreduce(tf.constant(x.astype("float32")), hvd.Max)
+    np.testing.assert_array_equal(largest, np.arange(count) % 11 + size - 1)
+    np.testing.assert_allclose(half(tf.constant(x.astype("float32"))), total / size, rtol=2e-2)
+np.testing.assert_array_equal(hvd.allgather(tf.fill([rank + 1], rank)), np.repeat(range(size), np.arange(size) + 1))
+print("right", rank, communicator.name, hvd.local_rank(), hvd.local_size())
+"""
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> Path:
+    path = tmp_path / "sums_program.py"
+    path.write_text(SUMS)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("limit", "name", "text"),
+    [
+        (1000, "mpi", "Ranks of a host cannot share memory (on "),
+        (4 << 20, "shared_memory", "There is not enough shared memory for 12,000,"),
+    ],
+)
+def test_without_memory_to_share_bytes_travel_by_mpi_and_one_line_says_so(
+    sums: Path, limit: int, name: str, text: str
+) -> None:
+    """A real limit of the process: none at all, or enough for the start and not for the largest tensor."""
+    job = run_ranks(2, [str(sums), str(limit)])
+    assert job.code == 0, job.output
+    assert all(f"right {rank} {name}" in job.output for rank in range(2)), job.output
+    lines = [line for line in job.output.splitlines() if text in line]
+    assert len(lines) == 1, job.output
+    assert "File too large" in lines[0]
+
+
+@pytest.mark.parametrize("placed", ["hosta:2,hostb:2", "hosta:3,hostb:1"])
+def test_two_hosts_exchange_slices(sums: Path, hosts: TwoHosts, placed: str) -> None:
+    """Namespaces stand for the hosts: names and networks of their own, ranks started by ssh."""
+    line = ["-p", str(PORT), "-i", hosts.key, "-np", "4", "-H", placed, "-x", "PYTHONPATH", sys.executable]
+    done = subprocess.run(
+        hosts.on("hosta", ["env", f"PYTHONPATH={ROOT}", *HVDXRUN, *line, str(sums), "0"]),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=150, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    on_first = int(placed[6])
+    for rank in range(4):
+        local, size = (rank, on_first) if rank < on_first else (rank - on_first, 4 - on_first)
+        assert f"right {rank} shared_memory {local} {size}" in done.stdout, done.stdout
+
+
+def test_killed_ranks_leave_no_memory(tmp_path: Path) -> None:
+    program = tmp_path / "killed_program.py"
+    program.write_text(
+        "import os, pathlib, signal, threading\nimport tensorflow as tf\nimport hvdx as hvd\nhvd.init()\n"
+        "x = tf.ones([5_000_000])\nhvd.allreduce(x)\n"
+        "files = [os.path.realpath(file) for file in pathlib.Path('/proc/self/fd').iterdir()]\n"
+        "print('open', [file for file in files if 'memfd:hvdx' in file])\n"
+        "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()\n"
+        "while True:\n    hvd.allreduce(x)\n"
+    )
+    shared = set(Path("/dev/shm").iterdir())
+    job = run_ranks(2, [str(program)], environ={"HVDX_COMM": "shared_memory"})
+    assert job.code == 137, job.output
+    assert "open ['" in job.output, job.output  # else the name looked for below is not the one in use
+    end = time.monotonic() + 10
+    while processes_with(str(program)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert processes_with(str(program)) == []
+    left = [path.name for path in set(Path("/dev/shm").iterdir()) - shared if "hvdx" in path.name]
+    assert left == []
+    assert _open_files("memfd:hvdx") == []
+
+
+def _open_files(text: str) -> list[str]:
+    """Return the files whose name has this text that any process of this machine still has open."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            target = str(link.readlink())
+        except OSError:
+            continue
+        if text in target:
+            found.append(f"{link}: {target}")
+    return found
+
+
+def test_a_rank_that_waits_uses_no_core(tmp_path: Path) -> None:
+    """Rank 0 sleeps for four seconds; the time on a processor is counted by the system for all of rank 1's threads."""
+    program = tmp_path / "idle_program.py"
+    program.write_text(
+        "import time\nimport tensorflow as tf\nimport hvdx as hvd\nhvd.init()\nx = tf.ones([3_000_000])\n"
+        "f = tf.function(lambda: hvd.allreduce(x))\nf()\nhvd.barrier()\n"
+        "start = time.process_time()\nif hvd.rank() == 0:\n    time.sleep(4)\nf()\n"
+        "print('used', hvd.rank(), round(time.process_time() - start, 3))\n"
+    )
+    job = run_ranks(2, [str(program)], environ={"HVDX_COMM": "shared_memory"})
+    assert job.code == 0, job.output
+    seconds = [float(line.split()[-1]) for line in job.output.splitlines() if "used 1 " in line]
+    assert len(seconds) == 1, job.output
+    assert seconds[0] < 0.4, job.output
