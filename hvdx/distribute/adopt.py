@@ -14,7 +14,14 @@ from hvdx import keras_api
 from hvdx.distribute.batch_norm import adapt_batch_norm
 from hvdx.distribute.written_files import adapt_written_files
 from hvdx.training.loss_scale import adapt_loss_scaling
-from hvdx.training.under_strategy import are_in_hand, building, current, is_of_hvdx, reduces_by_itself
+from hvdx.training.under_strategy import (
+    are_in_hand,
+    building,
+    current,
+    given_global,
+    is_of_hvdx,
+    reduces_by_itself,
+)
 from hvdx.training.xla import is_distributed, switch_auto_off
 
 
@@ -32,18 +39,27 @@ def adapt_keras_3() -> None:
 def _adopting(original: Any) -> Any:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         strategy = current()
-        if strategy is not None and _has_servers(strategy) and is_distributed(self):
-            strategy.extended.hvdx_adopt(self)  # which refuses it
-        if strategy is None or are_in_hand():
+        if strategy is None:
             return original(self, grads, trainable_variables)
-        if reduces_by_itself():
-            return strategy.extended.hvdx_update(original, self, grads, trainable_variables)
-        if is_distributed(self) or is_served(self):
-            return original(self, grads, trainable_variables)
-        strategy.extended.hvdx_adopt(self)
-        return self.apply(grads, trainable_variables)
+        grads = list(grads)
+        with given_global(grads):
+            return _applied(strategy, original, self, grads, trainable_variables)
 
     return apply
+
+
+def _applied(strategy: Any, original: Any, optimizer: Any, gradients: list[Any], variables: Any) -> Any:
+    """Make an update in a replica of a strategy of hvdx's."""
+    if _has_servers(strategy) and is_distributed(optimizer):
+        strategy.extended.hvdx_adopt(optimizer)  # which refuses it
+    if are_in_hand():
+        return original(optimizer, gradients, variables)
+    if reduces_by_itself():
+        return strategy.extended.hvdx_update(original, optimizer, gradients, variables)
+    if is_distributed(optimizer) or is_served(optimizer):
+        return original(optimizer, gradients, variables)
+    strategy.extended.hvdx_adopt(optimizer)
+    return optimizer.apply(gradients, variables)
 
 
 def adapt_keras_2() -> None:

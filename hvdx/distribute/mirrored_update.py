@@ -13,8 +13,9 @@ from hvdx import keras_api, world
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.distribute.cross_device import divided, regrouped
 from hvdx.errors import OptimizerError, UnsupportedError
+from hvdx.ops.sparse import times
 from hvdx.training.reducer import GradientReducer
-from hvdx.training.under_strategy import gradients_in_hand
+from hvdx.training.under_strategy import are_global, gradients_in_hand, may_be_equal
 
 
 def update_in_replica(extended: Any, update: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any) -> Any:
@@ -36,8 +37,7 @@ def update_in_replica(extended: Any, update: Callable[..., Any], optimizer: Any,
     known = list(variables if variables is not None else optimizer._trainable_variables)
     _check(optimizer, known)
     if gradients and len(gradients) == len(known):  # else the optimizer raises
-        reducer = _reducer_of(optimizer, extended.hvdx_ops.threshold)
-
+        reducer = replace(_reducer_of(optimizer, extended.hvdx_ops.threshold), warns=not may_be_equal())
         sums = _sums_of(optimizer, known)
 
         def reduce(strategy: Any, values: list[Any]) -> list[Any]:
@@ -45,7 +45,10 @@ def update_in_replica(extended: Any, update: Callable[..., Any], optimizer: Any,
                 return _reduced(extended, reducer, values, known)
             return _reduced_where_due(extended, reducer, values, known, optimizer, sums)
 
-        gradients = tf.distribute.get_replica_context().merge_call(reduce, args=(gradients,))
+        if sums is None and are_global():
+            gradients = [None if one is None else times(one, extended._num_replicas_in_sync) for one in gradients]
+        else:
+            gradients = tf.distribute.get_replica_context().merge_call(reduce, args=(gradients,))
     with gradients_in_hand():
         return update(optimizer, gradients, None if variables is None else known)
 

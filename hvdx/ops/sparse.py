@@ -22,6 +22,13 @@ def deduplicate(slices: Any) -> Any:
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
+def times(value: Any, factor: Any) -> Any:
+    """Return a tensor, or the rows of IndexedSlices, times a number."""
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(times(value.values, factor), value.indices, value.dense_shape)
+    return value * tf.cast(factor, value.dtype)
+
+
 def allreduce_slices(
     all_slices: Sequence[Any],
     op: ReduceOp,

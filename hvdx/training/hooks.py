@@ -17,11 +17,18 @@ from hvdx import world
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.errors import OptimizerError, UnsupportedError
 from hvdx.graph import in_bare_graph
+from hvdx.ops.sparse import times
 from hvdx.ops.xla import refuse_inside_xla
 from hvdx.training.accumulation import accumulation_of, update_where
 from hvdx.training.graphs import in_program_order
 from hvdx.training.reducer import GradientReducer
-from hvdx.training.under_strategy import gradients_in_hand, op_of_gradients, reduces_by_itself
+from hvdx.training.under_strategy import (
+    are_global,
+    gradients_in_hand,
+    may_be_equal,
+    op_of_gradients,
+    reduces_by_itself,
+)
 
 
 class DistributedHook:
@@ -56,8 +63,14 @@ class DistributedHook:
     def _hvdx_reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         refuse_inside_xla()
         self.__dict__["hvdx_reductions"] = self._hvdx_reductions + 1
-        reducer, op = self.hvdx_reducer, op_of_gradients(self.hvdx_reducer.op)
-        return (reducer if op is reducer.op else replace(reducer, op=op)).reduce(gradients, variables)
+        op = op_of_gradients(self.hvdx_reducer.op)
+        if op is ReduceOp.SUM and are_global() and not self._hvdx_accumulates():
+            return [None if gradient is None else times(gradient, world.size()) for gradient in gradients]
+        return replace(self.hvdx_reducer, op=op, warns=not may_be_equal()).reduce(gradients, variables)
+
+    def _hvdx_accumulates(self) -> bool:
+        """Return whether the gradients of an update may be those of several passes, of which this is the last."""
+        return self.hvdx_passes > 1 or bool(getattr(self, "gradient_accumulation_steps", None))
 
     def _hvdx_global(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Return the reduced gradients; with accumulation, their mean where this pass ends an update, else zeros."""

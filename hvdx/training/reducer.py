@@ -36,6 +36,7 @@ class GradientReducer:
             is fewer bytes, decided by all ranks together each time.
         missing_gradients: what happens to a gradient that is None: "error" (None on all ranks stays None, None on some
             ranks only is an error), or "zeros" (None counts as zeros; the result is then never None).
+        warns: whether equal gradients on all ranks mean that they read the same data, which is worth a warning.
 
     Raises:
         ConfigurationError: an option has no meaning; names it.
@@ -46,6 +47,7 @@ class GradientReducer:
     compression: Codec | Any = Compression.none
     sparse_as_dense: bool | str = "auto"
     missing_gradients: str = "error"
+    warns: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "op", ReduceOp.of(self.op))
@@ -93,7 +95,9 @@ class GradientReducer:
     ) -> None:
         """Replace the gradients at the given places with reduced ones."""
         if dense or absent:
-            label = Label("gradients", tuple(names[index] for index in dense), _SAME_BATCH, absent)
+            label = Label(
+                "gradients", tuple(names[index] for index in dense), _SAME_BATCH if self.warns else "", absent
+            )
             for index, value in zip(dense, self._reduce_dense([results[i] for i in dense], label), strict=True):
                 results[index] = value
         if sparse:

@@ -13,7 +13,7 @@ from hvdx.errors import OptimizerError
 from hvdx.ops.convert import to_tensor
 from hvdx.ops.xla import refuse_inside_xla
 from hvdx.training.reducer import GradientReducer
-from hvdx.training.under_strategy import current, reduces_by_itself
+from hvdx.training.under_strategy import current, mark_global, reduces_by_itself
 
 
 class DistributedGradientTape:
@@ -63,8 +63,9 @@ class DistributedGradientTape:
     ) -> Any:
         """Return the reduced gradients of `target` with respect to `sources`, in their structure; collective.
 
-        In a replica of `strategy("mirrored")` it is over all devices too. An optimizer there sums up what it is given,
-        as under any strategy: of the average (of losses that are divided by the number of replicas) it makes the sum.
+        In a replica of `strategy("mirrored")` it is over all devices too. An optimizer in a replica sums up what it is
+        given, as under any strategy: of the average (of losses that are divided by the number of replicas) it makes the
+        sum. One of Keras 3 that is given these gradients as they are does so without another exchange.
 
         Args:
             target: as for `tf.GradientTape.gradient`.
@@ -87,6 +88,7 @@ class DistributedGradientTape:
                 reduced = current().extended.hvdx_reduce(gradients, named, self._reducer)
             else:
                 reduced = self._reducer.reduce(gradients, named)
+        mark_global(reduced)
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def _stopped(self) -> Any:

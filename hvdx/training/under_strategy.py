@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +13,8 @@ from hvdx.comm.reduce_op import ReduceOp
 
 MARK = "hvdx_strategy"
 """The attribute by which a strategy says that hvdx reduces its gradients."""
+_GLOBAL = "hvdx_global"
+"""The attribute of gradients that a tape has reduced in a replica, and of the context of a replica in which it has."""
 _state = threading.local()
 
 
@@ -38,6 +40,34 @@ def reduces_by_itself() -> bool:
 def op_of_gradients(op: ReduceOp) -> ReduceOp:
     """Return how gradients are reduced here: under a strategy losses are divided by the number of replicas before."""
     return ReduceOp.SUM if op is ReduceOp.AVERAGE and current() is not None else op
+
+
+def mark_global(gradients: Iterable[Any]) -> None:
+    """Mark gradients that a tape has reduced, so that an update in this replica need not exchange them again.
+
+    What is computed from them has no mark, and is exchanged: replicas may have computed different things.
+    """
+    if current() is None:
+        return
+    for one in (tf.distribute.get_replica_context(), *gradients):
+        if one is not None:
+            setattr(one, _GLOBAL, True)
+
+
+def given_global(gradients: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
+    """Note, for the update inside the block, whether a tape has reduced all gradients that it was given."""
+    marked = [hasattr(gradient, _GLOBAL) for gradient in gradients if gradient is not None]
+    return _noted("global") if marked and all(marked) else contextlib.nullcontext()
+
+
+def are_global() -> bool:
+    """Return whether a tape has reduced the gradients of the update that this thread makes."""
+    return bool(getattr(_state, "global", False))
+
+
+def may_be_equal() -> bool:
+    """Return whether a tape has reduced in this replica: gradients are equal on all then, whatever they have read."""
+    return hasattr(tf.distribute.get_replica_context(), _GLOBAL)
 
 
 def gradients_in_hand() -> contextlib.AbstractContextManager[None]:

@@ -276,3 +276,36 @@ def play_callbacks(family: Family) -> None:
     hvd.barrier()
     if hvd.rank() == 0:
         shutil.rmtree(folder)
+
+
+# -- a tape of hvdx's --------------------------------------------------------------------------------------------------
+
+
+def play_tape_and_update(family: Family) -> None:
+    """What a tape has reduced is reduced no more by Keras 3's update; what was computed from it is."""
+    mirrored, replicas = strategy("mirrored"), devices() * hvd.size()
+    ops, exchanges = mirrored.extended.hvdx_ops, []
+    sums = ops.sums
+    ops.sums = lambda *args: exchanges.append(len(args[0])) or sums(*args)
+    with mirrored.scope():
+        model = family.keras.Sequential([family.keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)])
+        model.build((None, 2))
+        optimizer = family.optimizers.SGD(0.5)
+
+    def step(changed: bool) -> None:
+        factor = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group + 1, tf.float32)
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = factor * tf.reduce_sum(model(tf.ones([1, 2])))
+        [gradient] = tape.gradient(loss, model.trainable_variables)
+        gradient = tf.identity(gradient) if changed else gradient
+        optimizer.apply_gradients([(gradient, model.trainable_variables[0])])
+
+    expected = np.ones([2, 1])
+    for changed in (False, True):
+        for run in (mirrored.run, tf.function(mirrored.run)):
+            exchanges.clear()
+            run(step, (changed,))
+            expected -= 0.5 * sum(range(1, replicas + 1))
+            np.testing.assert_allclose(arrays(model.weights)[0], expected)
+            assert family.keras_name != "keras3" or exchanges == [1] * (1 + changed)
+    check_mirrored(model.weights)

@@ -16,11 +16,7 @@ from tests.training.models import BATCH, linear_data
 from tests.training.support import (
     FAMILIES,
     Family,
-    arrays,
     assert_equal_everywhere,
-    assert_same_bits,
-    counting,
-    every_family,
     gathered,
     raised_everywhere,
     together,
@@ -213,57 +209,6 @@ def test_an_update_after_fit_outside_of_the_strategy_is_the_mean(world: Any, fam
                 np.testing.assert_allclose(new, old - 0.1 * (world.size() - 1) / 2, rtol=1e-5, atol=1e-6)
 
     together(check)
-
-
-@every_family
-@pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "wrapped"])
-def test_own_loop_equals_one_process(world: Any, family: Family, wrapped: bool) -> None:
-    data = union(linear_data(world.size()))
-    batch = BATCH * world.size()
-    reference, _ = _own_loop(family, None, data, batch, wrapped=False)
-    model, collectives = together(lambda: _own_loop(family, strategy("multi_worker"), data, batch, wrapped))
-    assert_same_bits(arrays(model.weights), "weights")
-    assert_equal_everywhere(arrays(model.weights), arrays(reference.weights), 1e-5, 1e-6)
-    if world.size() > 1:
-        # in each further step: whether any rank still has rows, and the gradients, once; then the rows have ended
-        assert collectives == 2 * (len(data[0]) // batch - 1) + 1
-
-
-def _own_loop(family: Family, made: Any, data: Any, batch: int, wrapped: bool) -> tuple[Any, int]:
-    keras = family.keras
-    keras.utils.set_random_seed(5)
-
-    def build() -> Any:
-        model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)])
-        model.build((None, data[0].shape[-1]))
-        model.optimizer = family.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05)
-        if wrapped:
-            model.optimizer = hvd.DistributedOptimizer(model.optimizer)
-        return model
-
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum((model(x, training=True) - y) ** 2) / (batch * y.shape[-1])
-        variables = model.trainable_variables
-        model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
-
-    dataset = tf.data.Dataset.from_tensor_slices(data).batch(batch)
-    if made is None:
-        model = build()
-        run = tf.function(step)
-        for x, y in dataset:
-            run(x, y)
-        return model, 0
-    with made.scope():
-        model = build()
-    run = tf.function(lambda x, y: made.run(step, args=(x, y)))
-    batches = iter(made.experimental_distribute_dataset(dataset))
-    run(*next(batches))
-    with counting() as collectives:
-        for x, y in batches:
-            run(x, y)
-    return model, collectives[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)

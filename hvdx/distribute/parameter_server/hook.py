@@ -19,6 +19,7 @@ from hvdx.distribute.parameter_server.saving import Saving
 from hvdx.errors import OptimizerError
 from hvdx.keras_api import Family
 from hvdx.logs import log
+from hvdx.ops.sparse import times
 
 T = TypeVar("T")
 
@@ -194,17 +195,11 @@ class _Keras2(_Hook):
         parts = [getattr(gradient, "values", gradient) for gradient, _ in pairs]
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(part)) for part in parts])
         factor = tf.where(self._hvdx_all_finite(finite), 1.0, float("nan"))
-        return [(_times(gradient, factor), variable) for gradient, variable in pairs]
+        return [(times(gradient, factor), variable) for gradient, variable in pairs]
 
     def _internal_apply_gradients(self, grads_and_vars: Any) -> Any:
         self._hvdx_exchange(list(grads_and_vars), self.learning_rate)  # type: ignore[attr-defined]
         return self.iterations.assign_add(1)  # type: ignore[attr-defined]
-
-
-def _times(gradient: Any, factor: Any) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_times(gradient.values, factor), gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
 
 
 def hooked(optimizer: Any) -> Any:
