@@ -10,6 +10,7 @@ with mixed-precision", 2018, section 3.3.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -37,8 +38,12 @@ def all_reduce(buffer: np.ndarray, op: np.ufunc, channel: Channel) -> None:
     ring.all_gather(buffer, local, starts)
 
 
-def _ranks_by_host(hosts: Sequence[int]) -> list[list[int]]:
-    return [[rank for rank, of in enumerate(hosts) if of == host] for host in range(max(hosts) + 1)]
+@functools.lru_cache(maxsize=64)
+def _ranks_by_host(hosts: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    ranks: list[list[int]] = [[] for _ in range(max(hosts) + 1)]
+    for rank, host in enumerate(hosts):
+        ranks[host].append(rank)
+    return tuple(map(tuple, ranks))
 
 
 def _parts(by_host: Sequence[Sequence[int]]) -> int:
@@ -57,7 +62,7 @@ def _across(hosts: int) -> ModuleType:
 
 def bytes_sent(rank: int, hosts: Sequence[int], count: int, itemsize: int) -> int:
     """Return the bytes a rank sends: those of a ring in its host, and of an all-reduce of its part between hosts."""
-    by_host = _ranks_by_host(hosts)
+    by_host = _ranks_by_host(tuple(hosts))
     local_size = len(by_host[hosts[rank]])
     index = by_host[hosts[rank]].index(rank)
     starts = _starts(by_host, local_size, count)
