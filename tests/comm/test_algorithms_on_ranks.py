@@ -9,25 +9,39 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import hvdx.world
 from hvdx.comm.algorithms import ALGORITHMS, measured, over_mpi
+from hvdx.comm.mpi import MpiCommunicator
 from hvdx.comm.mpi_buffers import MpiBuffers
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.fusion import aligned
-from hvdx.world import communicator
 from tests.ops.test_allreduce import NUMPY, OPS, expected, numbers, same
 
-pytestmark = pytest.mark.np(2, 3, 4, plain=False, comm=["mpi"])
+pytestmark = pytest.mark.np(2, 3, 4, plain=False, comm=["mpi", "shared_memory"])
 
 CHOICES = ["auto", "mpi", *ALGORITHMS]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def mpi() -> Iterator[MpiCommunicator]:
+    """The world on MPI; where ranks share memory, a communicator of its own stands in for theirs for this file."""
+    world_module: Any = hvdx.world
+    was = world_module._communicator
+    if type(was) is MpiCommunicator:
+        yield was
+        return
+    made = world_module._communicator = MpiCommunicator()
+    yield made
+    world_module._communicator = was
+    assert made.close(clean=True)
+
+
 @pytest.fixture
-def buffers() -> Iterator[MpiBuffers]:
+def buffers(mpi: MpiCommunicator) -> Iterator[MpiBuffers]:
     """What moves the bytes of this world; its algorithm is what it was, afterwards."""
-    made: Any = communicator()
-    was = made._buffers.algorithm
-    yield made._buffers
-    made._buffers.algorithm = was
+    was = mpi._buffers.algorithm
+    yield mpi._buffers
+    mpi._buffers.algorithm = was
 
 
 def random(rank: int, length: int) -> np.ndarray:
