@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import BUSY_LIMIT, busy_before, facts
-from benchmarks.statistics import quartiles
+from benchmarks.summary import quartiles
 from hvdx.comm.algorithms import ALGORITHMS, measured
 from hvdx.comm.algorithms.over_mpi import MpiChannel, reduce
 from hvdx.comm.mpi_library import MPI, finalize

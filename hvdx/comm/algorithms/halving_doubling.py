@@ -61,8 +61,8 @@ def bytes_sent(rank: int, hosts: Sequence[int], count: int, itemsize: int) -> in
     place, paired = fold.place(rank, size), rank < 2 * (size - fold.power(size))
     if place is None:
         return count * itemsize
-    moved = sum(kept.stop - kept.start + given.stop - given.start for _, kept, given in _halvings(
-        place, fold.power(size), count))  # fmt: skip
+    halves = [half for _, *both in _halvings(place, fold.power(size), count) for half in both]
+    moved = sum(half.stop - half.start for half in halves)  # one goes when halving, the other when doubling
     return (moved + (count // 2 + count if paired else 0)) * itemsize
 
 
