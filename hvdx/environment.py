@@ -63,6 +63,11 @@ class Variable:
     meaning: str
     horovod: str | None = None
 
+    def is_set(self, environ: Mapping[str, str] | None = None) -> bool:
+        """Return whether the environment says anything about it."""
+        environ = os.environ if environ is None else environ
+        return any(name in environ for name in (self.name, self.horovod) if name is not None)
+
     def read(self, environ: Mapping[str, str] | None = None) -> Any:
         """Return the value in force: hvdx's name first, then Horovod's, then the default.
 
@@ -110,6 +115,14 @@ ALLREDUCE = Variable(
     "how buffers are reduced over MPI, read by init(): auto (by size and topology, as measured), mpi (the library's "
     "own way), ring, recursive_doubling, halving_doubling, tree or hierarchical",
 )
+OVERLAP = Variable(
+    "HVDX_OVERLAP", _one_of("auto", "0", "1"), "auto",
+    "whether gradients leave in buckets while others are still computed: 0, 1, or auto, with ranks on several hosts",
+)  # fmt: skip
+AUTOTUNE = Variable(
+    "HVDX_AUTOTUNE", _to_bool, False,
+    "whether optimizers search for the fastest buckets and algorithm in their first updates", "HOROVOD_AUTOTUNE",
+)  # fmt: skip
 TIMEOUT = Variable(
     "HVDX_TIMEOUT", _to_seconds, 600.0, "seconds a rank waits for the others in a collective before it fails"
 )
@@ -159,6 +172,6 @@ SERVER_GRACE = Variable(
 )
 
 ALL: tuple[Variable, ...] = (
-    COMM, FUSION_THRESHOLD, ALLREDUCE, TIMEOUT, START_TIMEOUT, SHUTDOWN_TIMEOUT, STALL_WARNING, LOG, EXPECTED_SIZE,
-    THREADS_PER_RANK, TF_ADDRESSES, SERVERS, ROLE, INDEX, ROOT, TOKEN, SERVER_GRACE,
+    COMM, FUSION_THRESHOLD, OVERLAP, AUTOTUNE, ALLREDUCE, TIMEOUT, START_TIMEOUT, SHUTDOWN_TIMEOUT, STALL_WARNING, LOG,
+    EXPECTED_SIZE, THREADS_PER_RANK, TF_ADDRESSES, SERVERS, ROLE, INDEX, ROOT, TOKEN, SERVER_GRACE,
 )  # fmt: skip

@@ -137,3 +137,26 @@ def unpack(plan: Plan, buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
         for slot, view in zip(bucket.slots, views(bucket, buffer), strict=True):
             found[slot.index] = view
     return [found[index] for index in range(len(found))]
+
+
+def buckets_in_reverse(sizes: Sequence[int], threshold: int, first: int) -> list[list[int]]:
+    """Return which tensors travel together where buckets are to leave while others are still computed.
+
+    Args:
+        sizes: bytes of each tensor, in the order of the forward pass.
+        threshold: bytes at which a bucket is full; a larger tensor has one of its own.
+        first: the same for the bucket that leaves first: a small one lets the exchange begin early.
+
+    Returns:
+        Places in `sizes`, the last layer first.
+    """
+    result: list[list[int]] = []
+    filled = 0
+    for index in reversed(range(len(sizes))):
+        limit = min(first, threshold) if len(result) <= 1 else threshold
+        if not result or (filled and filled + sizes[index] > limit):
+            result.append([])
+            filled = 0
+        result[-1].append(index)
+        filled += sizes[index]
+    return result

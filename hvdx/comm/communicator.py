@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hvdx.comm.reduce_op import ReduceOp
-from hvdx.errors import ConfigurationError
+from hvdx.errors import ConfigurationError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,15 @@ class Communicator(abc.ABC):
 
     name: ClassVar[str]
     topology: Topology
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The reduction algorithms one can choose from; the same on all ranks."""
+        return ()
+
+    def use_algorithm(self, name: str) -> None:
+        """Reduce by one of `algorithms` from now on; every rank must choose the same before its next collective."""
+        raise UnsupportedError(f"The {self.name} communicator has no algorithms to choose from. Received: {name!r}.")
 
     @abc.abstractmethod
     def grouped_allreduce(self, tensors: Sequence[Any], op: ReduceOp, label: Label, threshold: int) -> list[Any]:

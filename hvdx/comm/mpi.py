@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from hvdx import environment
 from hvdx.comm.agreement import Waiting
-from hvdx.comm.algorithms.over_mpi import check_choices
+from hvdx.comm.algorithms.over_mpi import TUNABLE, check_choices
 from hvdx.comm.communicator import Topology
 from hvdx.comm.host import HostCommunicator, as_array
 from hvdx.comm.mpi_buffers import MpiBuffers
@@ -70,6 +70,13 @@ class MpiCommunicator(HostCommunicator):
         signature = Signature("init", "the start of hvdx")
         request = parent.Ibarrier()
         self._wait(request, Waiting(signature, limit, "the start of MPI", time.monotonic(), 1), "HVDX_START_TIMEOUT")
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        return TUNABLE if self.topology.size > 1 else ()
+
+    def use_algorithm(self, name: str) -> None:
+        self._buffers.algorithm = name
 
     # -- primitives ------------------------------------------------------------------------------------------------
 

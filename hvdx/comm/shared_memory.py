@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hvdx.comm.agreement import Waiting
+from hvdx.comm.algorithms.over_mpi import TUNABLE
 from hvdx.comm.halves import PIECE, reduce_halves
 from hvdx.comm.host import Planned
 from hvdx.comm.mpi import MpiCommunicator
@@ -67,6 +68,16 @@ class SharedMemoryCommunicator(MpiCommunicator):
     def shares(self) -> bool:
         """Whether ranks share memory."""
         return self._memory is not None
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        # ranks that have no place between hosts must answer the same
+        return tuple(name for name in TUNABLE if name != "hierarchical") if self._several_hosts else ()
+
+    def use_algorithm(self, name: str) -> None:
+        super().use_algorithm(name)
+        if self._across is not None:
+            self._across.algorithm = name
 
     def _share(self) -> None:
         place = self.topology.local_rank

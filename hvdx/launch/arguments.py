@@ -78,6 +78,8 @@ def parser() -> argparse.ArgumentParser:
     add("--threads-per-rank", metavar="T", type=_number("--threads-per-rank", "threads"),
         help="threads of TensorFlow's and OpenMP's pools (default: cores of the host / its ranks)")  # fmt: skip
     add("--start-timeout", metavar="S", type=_seconds, help="seconds a rank waits for the others to start (120)")
+    add("--autotune", action="store_true",
+        help="let optimizers find the fastest buckets and algorithm in their first updates")  # fmt: skip
     add("--output-filename", metavar="DIR", help="also write DIR/rank.<r>/stdout and stderr (DIR/server.<s>)")
     add("--dry-run", action="store_true", help="print the command that would run, and start nothing")
     add("--verbose", "-v", action="store_true", help="say what was found and what is run")

@@ -57,6 +57,8 @@ def make_plan(args: argparse.Namespace, environ: dict[str, str]) -> Plan:
     environ[environment.EXPECTED_SIZE.name] = str(np)
     if args.servers:
         environ[environment.SERVERS.name] = str(args.servers)
+    if args.autotune:
+        environ[environment.AUTOTUNE.name] = "1"
     if args.start_timeout is not None:
         environ[environment.START_TIMEOUT.name] = f"{args.start_timeout:g}"
     if args.identity is not None and not os.access(args.identity, os.R_OK):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from hvdx import keras_api
+from hvdx import environment, keras_api
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.compression import Codec, Compression
 from hvdx.errors import ConfigurationError, OptimizerError, UnsupportedError
 from hvdx.keras_api import Family
+from hvdx.training.autotune import Tuner
 from hvdx.training.compile import check_in_compile
 from hvdx.training.hooks import Keras2Hook, Keras3Hook, LegacyHook, MultiHook
 from hvdx.training.loss_scale import adapt_loss_scaling
@@ -35,6 +36,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool | str = "auto",
     missing_gradients: str = "error",
     backward_passes_per_step: int = 1,
+    autotune: bool | None = None,
 ) -> T:
     """Make an optimizer reduce its gradients over all ranks before it clips and applies them.
 
@@ -54,6 +56,9 @@ def DistributedOptimizer(
         backward_passes_per_step: after how many backward passes one update is made, with the mean of their gradients;
             iterations and the global step count updates. Keras 3 does it itself: this is another name for its
             `gradient_accumulation_steps`. The others sum up dense gradients, which no checkpoint holds.
+        autotune: whether the first updates try in what buckets gradients travel (so that they can leave while others
+            are still computed) and by which of the communicator's algorithms; the fastest way stays, the same on every
+            rank, and rank 0 logs it. HVDX_AUTOTUNE (`hvdxrun --autotune`) where it is None. Not in v1 sessions.
 
     Raises:
         OptimizerError: `optimizer` is none of these, or is already wrapped.
@@ -72,7 +77,14 @@ def DistributedOptimizer(
             f"The updates of this {type(inner).__name__} are made by parameter servers, which average the gradients of "
             "all workers: a DistributedOptimizer around it would do so twice. Leave it out."
         )
-    reducer = GradientReducer(op, fusion_threshold, compression, sparse_as_dense, missing_gradients)  # type: ignore[arg-type]
+    reducer = GradientReducer(
+        op,  # type: ignore[arg-type]
+        fusion_threshold,
+        compression,
+        sparse_as_dense,
+        missing_gradients,
+        tuner=Tuner() if _wants_search(autotune) else None,
+    )
     _check_passes(backward_passes_per_step, kind, inner)
     by_keras = kind is Family.KERAS_3
     try:
@@ -86,6 +98,12 @@ def DistributedOptimizer(
     switch_auto_off()
     check_in_compile()
     return optimizer
+
+
+def _wants_search(autotune: Any) -> bool:
+    if autotune not in (None, True, False):
+        raise ConfigurationError(f"autotune is True, False or None (HVDX_AUTOTUNE). Received: {autotune!r}.")
+    return bool(environment.AUTOTUNE.read()) if autotune is None else bool(autotune)
 
 
 def _check_passes(passes: Any, kind: Family, optimizer: Any) -> None:

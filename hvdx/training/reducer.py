@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -14,10 +14,14 @@ from hvdx.comm.order import together
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.compression import Codec, Compression, check_codec
 from hvdx.errors import ConfigurationError
+from hvdx.fusion import buckets_in_reverse
 from hvdx.ops.broadcast import variable_name
 from hvdx.ops.convert import to_tensor
 from hvdx.ops.sparse import allreduce_slices
+from hvdx.training.autotune import Tuner
 
+_BUCKET_BYTES = 32 << 20
+_FIRST_BUCKET_BYTES = 1 << 20
 _SAME_BATCH = (
     "all ranks computed bit-identical gradients in the first step, so they read the SAME batch: this trains like one "
     "process, N times over. Give each rank its own part of the data with hvd.shard(...)."
@@ -36,6 +40,7 @@ class GradientReducer:
             is fewer bytes, decided by all ranks together each time.
         missing_gradients: what happens to a gradient that is None: "error" (None on all ranks stays None, None on some
             ranks only is an error), or "zeros" (None counts as zeros; the result is then never None).
+        tuner: what searches for the fastest way to send them, or None.
         warns: whether equal gradients on all ranks mean that they read the same data, which is worth a warning.
 
     Raises:
@@ -48,6 +53,7 @@ class GradientReducer:
     sparse_as_dense: bool | str = "auto"
     missing_gradients: str = "error"
     warns: bool = True
+    tuner: Tuner | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "op", ReduceOp.of(self.op))
@@ -132,5 +138,47 @@ class GradientReducer:
             packed, context = self.compression.compress(value)
             compressed.append(packed)
             contexts.append(context)
-        reduced = world.communicator().grouped_allreduce(compressed, self.op, label, threshold)
+        sizes = _nbytes(compressed)
+        if self.tuner is not None and sizes is not None:
+            tuned = self.tuner
+            reduced = tuned.reduce(sum(sizes), lambda size: self._exchange(compressed, sizes, size, label, threshold))
+        else:
+            reduced = self._exchange(compressed, sizes, self._bucket_bytes(), label, threshold)
         return [self.compression.decompress(value, ctx) for value, ctx in zip(reduced, contexts, strict=True)]
+
+    def _bucket_bytes(self) -> int:
+        """Return the bytes of a bucket that is to leave before the last gradient is there, 0 where none is."""
+        topology = world.communicator().topology
+        asked = environment.OVERLAP.read()
+        if asked == "0" or (asked == "auto" and topology.local_size == topology.size) or tf.executing_eagerly():
+            return 0
+        if self.fusion_threshold is not None:
+            return self.fusion_threshold
+        return int(environment.FUSION_THRESHOLD.read()) if environment.FUSION_THRESHOLD.is_set() else _BUCKET_BYTES
+
+    def _exchange(
+        self, values: list[Any], sizes: list[int] | None, bucket_bytes: int, label: Label, threshold: int
+    ) -> list[Any]:
+        """Return the tensors reduced, in one operation, or in one for each bucket of `bucket_bytes`."""
+        communicator = world.communicator()
+        if sizes is None or not bucket_bytes:
+            return communicator.grouped_allreduce(values, self.op, label, threshold)
+        results: list[Any] = list(values)
+        for number, places in enumerate(buckets_in_reverse(sizes, bucket_bytes, _FIRST_BUCKET_BYTES)):
+            about = replace(
+                label,
+                names=tuple(label.names[place] for place in places),
+                warn_if_equal=label.warn_if_equal if number == 0 else "",
+            )
+            reduced = communicator.grouped_allreduce([values[place] for place in places], self.op, about, threshold)
+            for place, value in zip(places, reduced, strict=True):
+                results[place] = value
+        return results
+
+
+def _nbytes(values: Sequence[Any]) -> list[int] | None:
+    """Return the bytes of each tensor, or None where a graph does not know them."""
+    counts = [value.shape.num_elements() for value in values]
+    if any(count is None for count in counts):
+        return None
+    return [int(count) * value.dtype.size for count, value in zip(counts, values, strict=True)]

@@ -16,6 +16,9 @@ from hvdx.errors import MismatchError
 PIECE = 1 << 30
 """Bytes in one MPI call; MPI counts elements in 32 bits."""
 
+TUNABLE = ("mpi", "ring", "halving_doubling", "recursive_doubling", "hierarchical")
+"""What a search tries; a tree is slower than one of these for every length."""
+
 _UFUNCS = {
     ReduceOp.SUM: np.add, ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply,
 }  # fmt: skip

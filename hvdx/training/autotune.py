@@ -1,0 +1,138 @@
+"""Trying, in the first updates, in how many buckets gradients travel and by which algorithm; the fastest way stays."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdx import world
+from hvdx.comm.operation import in_turn
+from hvdx.logs import log
+
+UPDATES = 5
+"""Updates that are timed for each way, after one that is not."""
+BUCKETS = (0, 4 << 20, 16 << 20, 64 << 20)
+"""Bytes of a bucket; 0 stands for all gradients in one operation, which begins when the last of them is there."""
+
+
+class Tuner:
+    """The search of one optimizer or tape. All ranks make the same updates, so all try the same way at a time.
+
+    First the algorithms of the communicator are tried, with all gradients in one operation, then sizes of buckets with
+    the fastest of them. What counts is the time from one update to the next, on the slowest rank.
+    """
+
+    def __init__(self) -> None:
+        self._bucket = 0
+        self._algorithm = ""
+        self._ways: list[tuple[int, str]] | None = None
+        self._sizes: tuple[int, ...] = (0,)
+        self._medians: list[float] = []
+        self._samples: list[float] = []
+        self._last: float | None = None
+        self._updates = 0
+        self._tried: dict[str, float] = {}
+        self.report: dict[str, Any] = {}
+        """What was measured and chosen; empty until then."""
+
+    def reduce(self, nbytes: int, exchange: Callable[[int], list[Any]]) -> list[Any]:
+        """Return what `exchange` makes of the gradients, in the way that is to be tried or has been chosen; collective.
+
+        Args:
+            nbytes: of all gradients.
+            exchange: sends them, given the bytes of a bucket.
+        """
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            return exchange(0)  # a session's graph, which is ordered in another way
+        self._sizes = tuple(size for size in BUCKETS if size < nbytes)
+        if tf.executing_eagerly():
+            self._next()
+            return exchange(0)
+        if len(self._sizes) == 1 and not world.communicator().algorithms:
+            return exchange(0)
+        number = in_turn(lambda: np.int32(self._next()), [], tf.int32)
+        number.set_shape([])
+        ways = [self._way(exchange, size) for size in self._sizes]
+        return list(tf.nest.flatten(tf.switch_case(number, ways)))
+
+    @staticmethod
+    def _way(exchange: Callable[[int], list[Any]], size: int) -> Callable[[], list[Any]]:
+        return lambda: exchange(size)
+
+    def _next(self) -> int:
+        """Count an update; return the number of the size of buckets it uses."""
+        now = time.perf_counter()
+        if not self.report:
+            self._count(now)
+        self._last = now
+        return self._sizes.index(self._bucket) if self._bucket in self._sizes else 0
+
+    def _count(self, now: float) -> None:
+        communicator = world.communicator()
+        if self._ways is None:
+            self._ways = [(0, algorithm) for algorithm in communicator.algorithms]
+            self._begin()
+        self._updates += 1
+        if self._last is not None:
+            self._samples.append(now - self._last)
+        if len(self._samples) < UPDATES + 1 and self._ways:
+            return
+        if self._ways:
+            self._medians.append(statistics.median(self._samples[1:]))
+            self._samples = []
+            if len(self._medians) < len(self._ways):
+                self._begin()
+                return
+        self._choose()
+
+    def _begin(self) -> None:
+        """Let the next way be used."""
+        if self._ways:
+            self._use(*self._ways[len(self._medians)])
+
+    def _use(self, bucket: int, algorithm: str) -> None:
+        self._bucket, self._algorithm = bucket, algorithm
+        if algorithm:
+            world.communicator().use_algorithm(algorithm)
+
+    def _choose(self) -> None:
+        """Agree on the fastest of the ways tried, and go on with what is left to try; collective."""
+        assert self._ways is not None
+        communicator = world.communicator()
+        if self._medians:
+            told = [json.loads(row) for row in communicator.allgather_bytes(json.dumps(self._medians).encode(), _WHAT)]
+            slowest = np.max(np.array(told), axis=0)
+            best = int(np.argmin(slowest))
+            self._use(*self._ways[best])
+            named = {_name(way): float(seconds) for way, seconds in zip(self._ways, slowest, strict=True)}
+            self._tried.update(named)
+        sizes_tried = any(bucket for bucket, _ in self._ways)
+        if sizes_tried or len(self._sizes) == 1:
+            self._finish(communicator)
+            return
+        self._ways = [(size, self._algorithm) for size in self._sizes]
+        self._medians, self._samples, self._last = [], [], None
+        self._begin()
+
+    def _finish(self, communicator: Any) -> None:
+        chosen = _name((self._bucket, self._algorithm))
+        self.report = {"chosen": chosen, "updates": self._updates, "seconds": dict(self._tried)}
+        if communicator.topology.rank == 0:
+            times = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in self._tried.items())
+            log.warning("autotune: %s, after %d updates (milliseconds from update to update: %s)",
+                        chosen, self._updates, times or "nothing to choose from")  # fmt: skip
+
+
+_WHAT = "times of autotune"
+
+
+def _name(way: tuple[int, str]) -> str:
+    bucket, algorithm = way
+    size = f"buckets of {bucket:,} bytes" if bucket else "one operation"
+    return f"{size}, {algorithm}" if algorithm else size
