@@ -44,7 +44,7 @@ def test_ranks_that_are_alone_though_more_were_started_are_refused() -> None:
 
 @pytest.mark.parametrize("comm", ["nccl", "MPI2", ""])
 def test_an_unknown_communicator_is_refused_by_name(comm: str) -> None:
-    with pytest.raises(ConfigurationError, match="single, mpi, horovod, tensorflow"):
+    with pytest.raises(ConfigurationError, match="single, shared_memory, mpi, horovod, tensorflow"):
         choose.create(comm)
 
 
