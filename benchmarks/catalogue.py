@@ -34,6 +34,7 @@ class Kind:
         stops: its threads keep cores busy between turns, so it is stopped there.
         extra: runs only when asked for, or with --full.
         alone: one process, whatever the number of ranks.
+        keeps: whether its libraries keep memory of the workloads they have seen.
         environ: variables of its ranks.
     """
 
@@ -46,7 +47,8 @@ class Kind:
     stops: bool = False
     extra: bool = False
     alone: bool = False
-    environ: dict[str, str] = field(default_factory=dict)
+    keeps: bool = True
+    environ: dict[str, str] = field(default_factory=dict, hash=False)
 
 
 _HOROVOD = ("mpi4py", "tensorflow", "horovod")
@@ -54,7 +56,7 @@ _LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
 _CURRENT = {"TF_USE_LEGACY_KERAS": "0", "KERAS_BACKEND": "tensorflow"}
 
 REDUCTIONS = (
-    Kind("yardsticks", "yardsticks"),
+    Kind("yardsticks", "yardsticks", keeps=False),
     Kind("hvdx shared_memory", "hvdx", "shared_memory", needs=("mpi4py", "tensorflow", "hvdx.comm.shared_memory")),
     Kind("hvdx mpi", "hvdx", "mpi"),
     Kind("hvdx tensorflow", "hvdx", "tensorflow"),
@@ -64,9 +66,11 @@ REDUCTIONS = (
     Kind("Horovod Intel MPI", "horovod", "Intel MPI", home="intel", needs=_HOROVOD, stops=True),
     Kind("Horovod Gloo", "horovod", "Gloo", Launcher.HOROVODRUN, needs=("tensorflow", "horovod"), stops=True),
     Kind("TensorFlow RING", "tensorflow_ring", launcher=Launcher.PLAIN, needs=("tensorflow",)),
-    Kind("PyTorch DDP gloo", "torch_gloo", launcher=Launcher.PLAIN, home="torch", needs=("torch", "numpy")),
-    Kind("raw MPI, MPICH", "yardsticks", "MPICH", home="mpich", extra=True),
-    Kind("raw MPI, Intel MPI", "yardsticks", "Intel MPI", home="intel", extra=True),
+    Kind(
+        "PyTorch DDP gloo", "torch_gloo", launcher=Launcher.PLAIN, home="torch", needs=("torch", "numpy"), keeps=False
+    ),
+    Kind("raw MPI, MPICH", "yardsticks", "MPICH", home="mpich", extra=True, keeps=False),
+    Kind("raw MPI, Intel MPI", "yardsticks", "Intel MPI", home="intel", extra=True, keeps=False),
 )
 """Jobs that reduce tensors."""
 

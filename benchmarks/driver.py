@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks import link, machine, report
+from benchmarks import link, machine, memory, report
 from benchmarks.catalogue import REDUCTIONS, TRAININGS, Homes
+from benchmarks.guardian import guardian
 from benchmarks.job import Job, JobError
 from benchmarks.launching import Hosts, commands, rank_line, ranks_of
 from benchmarks.measuring import measure
@@ -53,22 +55,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     minutes = options.minutes or (MINUTES_IN_FULL if options.full else MINUTES)
     chosen = settings(options)
     each = 60 * minutes / max(1, sum(len(setting.workloads) for setting in chosen))
-    for setting in chosen:
-        reason = link.absent() if setting.hosts > 1 else None
-        if reason:
-            say(f"{setting.name}: left out, {reason}")
-            run.missing[setting.name] = reason
-            continue
-        _run_setting(setting, places, options.rounds, each, run)
+    with guardian(), _ended_by_signals():
+        _run_all(chosen, places, options.rounds, each, run)
     written = report.write(run.facts, run.versions, run.missing, run.sections, options.output)
     say(written.text)
     say(f"written: {', '.join(map(str, written.files))}")
     return 0
 
 
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """End in order, jobs and hosts included, when somebody ends the driver."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run_all(chosen: Sequence[Setting], places: Homes, rounds: int, each: float, run: Run) -> None:
+    for setting in chosen:
+        reason = link.absent() if setting.hosts > 1 else None
+        if reason:
+            say(f"{setting.name}: left out, {reason}")
+            run.missing[setting.name] = reason
+            continue
+        kinds = tuple(kind for kind in setting.kinds if not places.missing(kind))
+        for kind in setting.kinds:
+            if kind not in kinds:
+                run.missing[kind.name] = str(places.missing(kind))
+                say(f"{setting.name}: {kind.name} is not available: {run.missing[kind.name]}")
+        fitting, left_out = memory.parts(replace(setting, kinds=kinds), machine.available_bytes())
+        for name, why in left_out.items():
+            say(f"left out: {name}: {why}")
+        run.missing |= left_out
+        for part in fitting:
+            _run_setting(part, places, rounds, each, run)
+
+
 def _run_setting(setting: Setting, places: Homes, rounds: int, seconds: float, run: Run) -> None:
     """Measure all workloads of a setting."""
-    say(f"{setting.name}: starting {len(setting.kinds)} jobs")
+    say(f"{setting.name}: {', '.join(w.name for w in setting.workloads)}: starting {len(setting.kinds)} jobs")
     with tempfile.TemporaryDirectory(prefix="hvdx-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         between = None
@@ -91,18 +123,15 @@ def _jobs(setting: Setting, places: Homes, hosts: Hosts, folder: Path, run: Run)
     jobs: list[Job] = []
     try:
         for number, kind in enumerate(setting.kinds):
-            reason = places.missing(kind)
-            if reason:
-                say(f"  {kind.name}: not available: {reason}")
-                run.missing[kind.name] = reason
-                continue
             own = folder / str(number)
             own.mkdir()
             job = Job(kind, ranks_of(kind, setting.ranks), own)
             jobs.append(job)
+            began = time.monotonic()
             try:
                 job.start(commands(kind, job.ranks, rank_line(kind, own), places, hosts))
                 run.versions[kind.name] = job.versions
+                say(f"  {kind.name}: {job.ranks} rank(s) are there after {time.monotonic() - began:.1f} s")
             except JobError as error:
                 say(f"  {error}")
                 run.missing[f"{kind.name}, {setting.name}"] = str(error)

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -18,11 +19,14 @@ from typing import IO, Any
 
 from benchmarks.catalogue import Kind
 from benchmarks.gate import Gate
+from benchmarks.guardian import guard
 from benchmarks.launching import Command
 
 START_SECONDS = 180.0
 ANSWER_SECONDS = 240.0
 END_SECONDS = 20.0
+_CHATTER = re.compile(r"oneDNN custom operations|before absl::InitializeLog")
+"""What TensorFlow prints at every start, whatever its log level."""
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
 
@@ -88,6 +92,7 @@ class Job:
             if hello["size"] != self.ranks:
                 raise self._error(f"a rank sees {hello['size']} rank(s) where {self.ranks} were started")
             found[hello["rank"]] = _Rank(hello["pid"], connection, lines)
+            guard(hello["pid"])
             self.versions |= hello["versions"]
         self._ranks = [found[rank] for rank in range(self.ranks)]
         self.pause()
@@ -149,7 +154,8 @@ class Job:
 
     def said(self, lines: int = 15) -> str:
         """Return the last lines that the ranks and their launcher printed."""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+        told = [line for line in self._log.read_text(errors="replace").splitlines() if not _CHATTER.search(line)]
+        return "\n".join(told[-lines:])
 
     def _gone(self, limit: float) -> bool:
         while any(process.poll() is None for process in self._processes):

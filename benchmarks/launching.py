@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.catalogue import Homes, Kind, Launcher
+from benchmarks.link import DEVICE
 from benchmarks.workloads import ROOT
 from hvdx.comm.addresses import free_port
 from hvdx.launch.threads import cores_of_this_host, divide
-from tests.launch.two_hosts import ADDRESSES, NETWORK, PORT, TwoHosts
+from tests.launch.two_hosts import ADDRESSES, PORT, TwoHosts
 
 _MARKS = ("OMPI_COMM_", "PMI_", "PMIX_", "PRTE_", "MPI_LOCAL", "HOROVOD_GLOO_", "HOROVOD_RANK", "HOROVOD_SIZE")
 """What a launcher leaves: the jobs are none of its."""
@@ -63,6 +64,10 @@ def commands(kind: Kind, ranks: int, rank_line: Sequence[str], homes: Homes, hos
     environ = _environ(kind, homes)
     each = ranks // len(hosts.names)
     listed = ",".join(f"{name}:{each}" for name in hosts.names)
+    if hosts.pair is not None:
+        # Both hosts run on the cores of this machine, which Open MPI cannot know: its ranks would spin in turns of the
+        # scheduler, and take ten times as long.
+        environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     if kind.launcher is Launcher.HVDXRUN:
         # hvdxrun divides the cores by itself, on each host.
         options = [] if hosts.pair is None else _hvdxrun_on_two(hosts.pair, listed, kind, environ)
@@ -82,7 +87,7 @@ def commands(kind: Kind, ranks: int, rank_line: Sequence[str], homes: Homes, hos
 def _hvdxrun_on_two(pair: TwoHosts, listed: str, kind: Kind, environ: Mapping[str, str]) -> list[str]:
     passed = ["PYTHONPATH", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI", *kind.environ]
     exports = [word for name in passed if name in environ for word in ("-x", name)]
-    return ["-p", str(PORT), "-i", pair.key, "--network-interfaces", NETWORK, "-H", listed, *exports]
+    return ["-p", str(PORT), "-i", pair.key, "--network-interfaces", DEVICE, "-H", listed, *exports]
 
 
 def _tensorflow(places: Sequence[str], hosts: Hosts) -> list[dict[str, str]]:
@@ -96,7 +101,7 @@ def _tensorflow(places: Sequence[str], hosts: Hosts) -> list[dict[str, str]]:
 def _torch(places: Sequence[str], hosts: Hosts) -> list[dict[str, str]]:
     common = {"MASTER_ADDR": hosts.address(places[0]), "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(len(places))}
     if hosts.pair is not None:
-        common["GLOO_SOCKET_IFNAME"] = "eth0"
+        common["GLOO_SOCKET_IFNAME"] = DEVICE
     return [common | {"RANK": str(rank)} for rank in range(len(places))]
 
 

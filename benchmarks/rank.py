@@ -10,6 +10,8 @@ such threads are stopped by the driver (SIGSTOP).
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -72,6 +74,8 @@ class Rank:
         """Give the memory of the workload back."""
         self._ways = {}
         gc.collect()
+        with contextlib.suppress(AttributeError):  # a C library without it
+            ctypes.CDLL(None).malloc_trim(0)  # freed blocks of some MB are else kept, by every one of many ranks
         return {}
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -98,13 +102,15 @@ def versions() -> dict[str, str]:
 
 
 def messages(connection: socket.socket) -> Iterator[dict[str, Any]]:
-    """Yield the driver's messages until it says "end" or goes away."""
+    """Yield the driver's messages until it says "end"; ends this process where the driver has gone away."""
     with connection.makefile("r", encoding="utf-8") as lines:
         for line in lines:
             message: dict[str, Any] = json.loads(line)
             if message["do"] == "end":
                 return
             yield message
+    # The other ranks may be anywhere: nothing that waits for them would end.
+    os._exit(1)
 
 
 def main() -> int:

@@ -16,6 +16,9 @@ FIT_IMAGES = 32
 JUDGED = ("ResNet-50", "small CNN", "VGG-16", "Transformer")
 CORE = ("yardsticks", "hvdx shared_memory", "hvdx mpi", "Horovod Open MPI", "Horovod Gloo")
 """The jobs of the settings that start many processes, where a run is to be short."""
+_ORDER = (*CORE, "PyTorch DDP gloo", "Horovod Intel MPI", "Horovod MPICH", "TensorFlow RING", "hvdx tensorflow")
+PRIORITY = {name: place for place, name in enumerate(_ORDER)}
+"""Which jobs are taken first where memory does not suffice for all."""
 EVERY_SIZE = "sizes"
 
 

@@ -6,6 +6,7 @@ Its background thread wakes every cycle and talks to the other ranks, so the dri
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import horovod.tensorflow as horovod
@@ -24,18 +25,17 @@ def start(argument: str) -> Session:
         raise RuntimeError(f"Horovod was to move bytes by {argument}, and started with the other of MPI and Gloo")
 
     def ways(shapes: Shapes) -> dict[str, Way]:
-        made = {f"Horovod {argument} (one by one)": Way(_one_by_one(shapes), arrays)}
+        inside = captured(shapes, horovod.rank())
+        made = {f"Horovod {argument} (one by one)": Way(_one_by_one(inside), arrays)}
         if len(shapes) > 1:
-            made[f"Horovod {argument} (grouped)"] = Way(_grouped(shapes), arrays)
+            made[f"Horovod {argument} (grouped)"] = Way(_grouped(inside), arrays)
         return made
 
     return Session(horovod.rank(), horovod.size(), ways, horovod.shutdown, versions)
 
 
-def _grouped(shapes: Shapes) -> Any:
+def _grouped(inside: Callable[[], list[Any]]) -> Any:
     import tensorflow as tf
-
-    inside = captured(shapes, horovod.rank())
 
     @tf.function
     def reduce() -> list[Any]:
@@ -44,10 +44,8 @@ def _grouped(shapes: Shapes) -> Any:
     return reduce
 
 
-def _one_by_one(shapes: Shapes) -> Any:
+def _one_by_one(inside: Callable[[], list[Any]]) -> Any:
     import tensorflow as tf
-
-    inside = captured(shapes, horovod.rank())
 
     @tf.function
     def reduce() -> list[Any]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from benchmarks import settings
+from benchmarks import memory, settings
 from benchmarks.catalogue import REDUCTIONS, TRAININGS, Homes, Kind
 from benchmarks.gate import Gate
 from benchmarks.job import Job, JobError
@@ -78,6 +81,23 @@ def test_options_choose_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "at least 2" in str(settings.check(settings.parser().parse_args(["--ranks", "1"])))
 
 
+def test_jobs_that_do_not_fit_into_memory_are_left_out_by_priority() -> None:
+    big, small = (settings.Workload(name, ((count,),)) for name, count in (("big", 125_000_000), ("small", 1)))
+    kinds = (KINDS["yardsticks"], KINDS["TensorFlow RING"], KINDS["Horovod Open MPI"])
+    wanted = settings.Setting("2 ranks", 2, 1, (small, big), kinds)
+    # Small: 2 x 0.5 GB a job. Big: 2 x 1.1 GB more for each job but the first, and for the one that has its turn.
+    assert memory.needed(wanted, kinds, small) == pytest.approx(3e9, rel=1e-3)
+    assert memory.needed(wanted, kinds, big) == pytest.approx(9.6e9)
+    assert memory.parts(wanted, 20e9) == ([wanted], {})
+    fitting, left_out = memory.parts(wanted, 8e9)
+    assert [([w.name for w in part.workloads], [k.name for k in part.kinds]) for part in fitting] == [
+        (["small"], ["yardsticks", "TensorFlow RING", "Horovod Open MPI"]),
+        (["big"], ["yardsticks", "Horovod Open MPI"]),
+    ]
+    assert list(left_out) == ["TensorFlow RING (2 ranks, big)"]
+    assert "10 GB of memory would be needed and 7 GB can be had" in left_out["TensorFlow RING (2 ranks, big)"]
+
+
 def test_a_job_that_cannot_start_says_why_and_is_gone(tmp_path: Path) -> None:
     job = Job(Kind("x", "x"), 2, tmp_path)
     with pytest.raises(JobError, match=r"x: it ended at its start \(exit codes \[3\]\)\nboom"):
@@ -94,18 +114,81 @@ def test_the_gate_says_who_is_late(tmp_path: Path) -> None:
         second.wait(0.05)
 
 
-def test_a_short_run(tmp_path: Path) -> None:
+def state(pid: int) -> str:
+    """Return a process's state, such as T for stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait until something is so.
+
+    Raises:
+        AssertionError: it was not so within `seconds`.
+    """
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_stopped_ranks_are_woken_when_the_driver_is_killed() -> None:
+    with subprocess.Popen(["sleep", "60"]) as rank:
+        os.kill(rank.pid, signal.SIGSTOP)
+        code = (
+            f"import time; from benchmarks import guardian as g\nwith g.guardian(): g.guard({rank.pid}); time.sleep(60)"
+        )
+        with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as driver:
+            try:
+                wait_for(lambda: any("benchmarks.guardian" in line for line in children(driver.pid)))
+                time.sleep(0.5)
+                assert state(rank.pid) == "T"
+            finally:
+                driver.kill()
+        try:
+            wait_for(lambda: state(rank.pid) == "S")
+        finally:
+            rank.kill()
+
+
+def children(pid: int) -> list[str]:
+    """Return the command lines of a process's children."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ") for child in found]
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start the driver with two ranks, the small CNN, and its sockets below a folder."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI", "PRTE_"))}
-    line = [
-        sys.executable, "-m", "benchmarks", "--ranks", "2", "--workloads", "small CNN", "--rounds", "3", "--no-hosts",
-        "--no-fit", "--peers", "yardsticks", "hvdx mpi", "PyTorch DDP gloo", "--torch-python", str(tmp_path / "none"),
-        "--output", str(tmp_path / "results"),
-    ]  # fmt: skip
-    ended = subprocess.run(
-        line, cwd=ROOT, env=clean | {"TMPDIR": str(tmp_path)}, text=True, timeout=200, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, check=False,
+    return subprocess.Popen(
+        [
+            sys.executable, "-m", "benchmarks", "--ranks", "2", "--workloads", "small CNN", "--no-hosts", "--no-fit",
+            "--output", str(folder / "results"), *arguments,
+        ],
+        cwd=ROOT, env=clean | {"TMPDIR": str(folder)}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout
+
+
+def test_a_driver_that_is_ended_leaves_no_ranks(tmp_path: Path) -> None:
+    with start(tmp_path, "--peers", "hvdx mpi", "--rounds", "100000", "--minutes", "10") as driver:
+        assert driver.stdout is not None
+        try:
+            assert any("the right result" in line for line in driver.stdout), "it ended by itself"
+            assert processes_with(str(tmp_path / "hvdx-bench")) != []
+        finally:
+            driver.terminate()
+        assert driver.wait(60) == 143
+    assert processes_with(str(tmp_path / "hvdx-bench")) == []
+    assert list(tmp_path.glob("hvdx-bench*")) == []
+
+
+def test_a_short_run(tmp_path: Path) -> None:
+    peers = ("--peers", "yardsticks", "hvdx mpi", "PyTorch DDP gloo", "--torch-python", str(tmp_path / "none"))
+    with start(tmp_path, "--rounds", "3", *peers) as driver:
+        try:
+            output, _ = driver.communicate(timeout=200)
+        finally:
+            driver.terminate()
+    assert driver.returncode == 0, output
     run = json.loads((tmp_path / "results" / "benchmark.json").read_text())
     [only] = run["sections"]
     assert set(only["seconds"]) == {"raw MPI", "memory floor", "empty tf.function", "hvdx mpi"}
@@ -116,5 +199,5 @@ def test_a_short_run(tmp_path: Path) -> None:
     assert only["failed"] == {}
     assert "`make bench-torch`" in run["missing"]["PyTorch DDP gloo"]
     assert "MPI in use:" in run["versions"]["hvdx mpi"]
-    assert "## 2 ranks, small CNN: 8 tensor(s), 195.0 kB" in ended.stdout
+    assert "## 2 ranks, small CNN: 8 tensor(s), 195.0 kB" in output
     assert processes_with(str(tmp_path)) == []
