@@ -68,30 +68,44 @@ WITHOUT_TENSORFLOW = (
     "tests/launch",
     "tests/scripts",
     "tests/benchmarks",
+    "tests/planning",
+    "tests/comm/algorithms",
     "tests/comm/test_faults.py",
+    "tests/comm/test_shared_memory_jobs.py",
     "tests/distribute/test_cluster.py",
     "tests/distribute/test_meeting.py",
     "tests/distribute/test_parameter_server_placement.py",
     "tests/distribute/test_parameter_server.py",  # without the strategy: the servers' own part of it
 )
-MOVES_BYTES = ("tests/comm", "tests/ops", "tests/training", "tests/data")
+MOVES_BYTES = (
+    "tests/comm",
+    "tests/ops",
+    "tests/data",
+    "tests/training/test_reducer.py",
+    "tests/training/test_overlap.py",
+    "tests/training/test_tape.py",
+    "tests/training/test_v1.py",
+    "tests/training/test_several_models.py",
+)
+YARDSTICK = "tests/training/test_yardstick.py"  # several ranks against one process
 ESTIMATOR = "tests/estimator"  # with each communicator once, and on both TensorFlows with the one its users know
+DEFAULT = "shared_memory"  # what users get under MPI: every test that asks for ranks
 
 
 def full_plan() -> list[Run]:
     """Return every run of `make test`: lint first, then so that the longest does not begin last."""
-    others = ("horovod", "tensorflow")
     return [
         Run("lint", ("make", "--no-print-directory", "--keep-going", "lint"), counts_tests=False),
         plain(".venv"),
         plain(".venv-tf215", *WITHOUT_TENSORFLOW),
-        *(under_mpi(".venv", ranks, "shared_memory") for ranks in (2, 3, 4)),
+        *(under_mpi(".venv", ranks, DEFAULT) for ranks in (2, 3, 4)),
         under_mpi(".venv", 2, "mpi", *MOVES_BYTES),
-        *(under_mpi(".venv", 2, comm, *MOVES_BYTES, ESTIMATOR) for comm in others),
-        under_mpi(".venv-tf215", 2, "shared_memory"),
+        under_mpi(".venv", 2, "horovod", *MOVES_BYTES, YARDSTICK, ESTIMATOR),
+        under_mpi(".venv", 2, "tensorflow", *MOVES_BYTES, YARDSTICK, ESTIMATOR),
+        under_mpi(".venv-tf215", 2, DEFAULT),
         under_mpi(".venv-tf215", 2, "horovod", *MOVES_BYTES, ESTIMATOR),
         under_mpi(".venv-tf215", 2, "tensorflow", *MOVES_BYTES),
-        under_mpi(".venv-mpich", 2, "shared_memory", *MOVES_BYTES),
+        under_mpi(".venv-mpich", 2, DEFAULT, *MOVES_BYTES),
     ]
 
 

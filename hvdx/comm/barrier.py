@@ -9,16 +9,16 @@ import tensorflow as tf
 
 from hvdx.comm.agreement import Agreement
 from hvdx.comm.communicator import Label
-from hvdx.comm.operation import in_turn
+from hvdx.comm.operation import as_written, in_turn
 from hvdx.comm.order import in_order
 from hvdx.comm.signature import Signature
 
 
+@as_written
 def barrier(agreement: Agreement, label: Label) -> Any:
     """Wait for all ranks; return None where TensorFlow is eager, else the operation that waits."""
     signature = Signature("barrier", label.what)
 
-    @tf.autograph.experimental.do_not_convert
     def wait() -> list[np.ndarray]:
         with agreement.lock:
             agreement.agree(signature)

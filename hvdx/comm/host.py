@@ -23,7 +23,7 @@ from hvdx.comm.communicator import Communicator, Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.first_batch import fingerprint, warn_if_equal
 from hvdx.comm.halves import PIECE, reduce_halves
-from hvdx.comm.operation import in_turn
+from hvdx.comm.operation import as_written, in_turn
 from hvdx.comm.order import in_order
 from hvdx.comm.reduce_op import ReduceOp, is_half, require_reducible, truncated_quotient
 from hvdx.comm.signature import Signature, TensorSpec, check_thresholds
@@ -40,12 +40,18 @@ class Planned:
     Args:
         signature: what the ranks compare.
         plan: where each tensor lies.
+        threshold: the largest buffer that was asked for.
         notes: what a communicator has worked out for this plan.
     """
 
     signature: Signature
     plan: fusion.Plan
+    threshold: int
     notes: dict[Any, Any] = field(default_factory=dict)
+
+
+Plans = dict[tuple[Any, ...], Planned]
+"""What is known for shapes and dtypes."""
 
 
 class HostCommunicator(Communicator):
@@ -57,7 +63,7 @@ class HostCommunicator(Communicator):
     def __init__(self) -> None:
         self._agreement = Agreement(self._exchange)
         self._pool = BufferPool()
-        self._plans: dict[tuple[Any, ...], Planned] = {}
+        self._plans: dict[tuple[ReduceOp, Label, int], Plans] = {}
         self._watched: dict[Label, list[bool]] = {}
 
     @abc.abstractmethod
@@ -82,24 +88,26 @@ class HostCommunicator(Communicator):
 
     # -- all-reduce ------------------------------------------------------------------------------------------------
 
+    @as_written
     def grouped_allreduce(self, tensors: Sequence[Any], op: ReduceOp, label: Label, threshold: int) -> list[Any]:
         for tensor in tensors:
             require_reducible(numpy_dtype(tensor), op)
         watch = self._watched.setdefault(label, [bool(label.warn_if_equal)])
+        plans = self._plans.setdefault((op, label, threshold), {})
 
         def exchange(*arrays: np.ndarray) -> list[np.ndarray]:
             with self._agreement.lock:
-                return self._allreduce_arrays([np.asarray(a) for a in arrays], op, label, threshold, watch)
+                values = [np.asarray(a) for a in arrays]
+                return self._allreduce_arrays(values, self._plan(plans, values, op, label, threshold), op, label, watch)
 
         return _as_operation(exchange, tensors, f"allreduce {label.what}")
 
     def _allreduce_arrays(
-        self, arrays: list[np.ndarray], op: ReduceOp, label: Label, threshold: int, watch: list[bool]
+        self, arrays: list[np.ndarray], planned: Planned, op: ReduceOp, label: Label, watch: list[bool]
     ) -> list[np.ndarray]:
-        planned = self._plan(arrays, op, label, threshold)
         mark = fingerprint(arrays) if watch[0] else 0
         headers = self._agreement.agree(
-            planned.signature, mark, threshold, prepare=lambda: self._prepare(planned, arrays, op)
+            planned.signature, mark, planned.threshold, prepare=lambda: self._prepare(planned, arrays, op)
         )
         check_thresholds(headers[:, 3], planned.signature)
         if watch[0]:
@@ -107,15 +115,16 @@ class HostCommunicator(Communicator):
             warn_if_equal(mark, headers[:, 2], label.warn_if_equal)
         return fusion.unpack(planned.plan, self._reduce_plan(planned, arrays, op, headers[:, 4]))
 
-    def _plan(self, arrays: list[np.ndarray], op: ReduceOp, label: Label, threshold: int) -> Planned:
-        key = (op, label, threshold, tuple(a.shape for a in arrays), tuple(a.dtype for a in arrays))
-        found = self._plans.get(key)
+    @staticmethod
+    def _plan(plans: Plans, arrays: list[np.ndarray], op: ReduceOp, label: Label, threshold: int) -> Planned:
+        key = tuple([a.shape for a in arrays]), tuple([a.dtype for a in arrays])
+        found = plans.get(key)
         if found is None:
             signature = Signature("allreduce", label.what, _specs(arrays, label), op.value, label.missing)
-            plan = fusion.plan([a.shape for a in arrays], [a.dtype for a in arrays], threshold)
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-            found = self._plans[key] = Planned(signature, plan)
+            plan = fusion.plan(*key, threshold)
+            if len(plans) >= _MOST_PLANS:
+                plans.clear()
+            found = plans[key] = Planned(signature, plan, threshold)
             log.debug("%s", plan.describe([label.name(i) for i in range(len(arrays))]))
         return found
 
@@ -167,6 +176,7 @@ class HostCommunicator(Communicator):
 
     # -- data movement ---------------------------------------------------------------------------------------------
 
+    @as_written
     def allgather(self, tensor: Any, label: Label) -> Any:
         numpy_dtype(tensor)
 
@@ -184,6 +194,7 @@ class HostCommunicator(Communicator):
         [result] = _as_operation(exchange, [tensor], f"allgather {label.what}", [[None, *tensor.shape[1:]]])
         return result
 
+    @as_written
     def broadcast(self, tensors: Sequence[Any], root: int, label: Label) -> list[Any]:
         self.check_root(root)
         for tensor in tensors:

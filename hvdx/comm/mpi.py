@@ -22,7 +22,7 @@ from hvdx.comm.communicator import Topology
 from hvdx.comm.host import HostCommunicator, as_array
 from hvdx.comm.mpi_buffers import MpiBuffers
 from hvdx.comm.mpi_library import MPI
-from hvdx.comm.operation import in_turn
+from hvdx.comm.operation import as_written, in_turn
 from hvdx.comm.point_to_point import PointToPoint
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.comm.signature import Signature
@@ -161,6 +161,7 @@ class MpiCommunicator(HostCommunicator):
 
     # -- point to point --------------------------------------------------------------------------------------------
 
+    @as_written
     def send(self, tensor: Any, destination: int, tag: int) -> Any:
         self._check_rank(destination, "destination")
 
@@ -173,6 +174,7 @@ class MpiCommunicator(HostCommunicator):
             return None
         return tf.group(in_turn(run, [tensor], [tf.int8]))
 
+    @as_written
     def recv(self, dtype: Any, shape: Any, source: int, tag: int) -> Any:
         self._check_rank(source, "source")
         shape = tf.TensorShape(shape)

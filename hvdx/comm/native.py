@@ -29,7 +29,7 @@ from hvdx.comm.communicator import Communicator, Label
 from hvdx.comm.dtypes import numpy_dtype
 from hvdx.comm.first_batch import fingerprint, warn_if_equal
 from hvdx.comm.monitor import Monitor
-from hvdx.comm.operation import in_turn
+from hvdx.comm.operation import as_written, in_turn
 from hvdx.comm.order import current_place, in_order
 from hvdx.comm.reduce_op import ReduceOp, require_reducible
 from hvdx.comm.roster import TOKEN_BYTES, Roster
@@ -86,6 +86,7 @@ class NativeCommunicator(Communicator):
 
     # -- the contract ----------------------------------------------------------------------------------------------
 
+    @as_written
     def grouped_allreduce(self, tensors: Sequence[Any], op: ReduceOp, label: Label, threshold: int) -> list[Any]:
         for tensor in tensors:
             require_reducible(numpy_dtype(tensor), op)
@@ -97,12 +98,14 @@ class NativeCommunicator(Communicator):
         call = Call("allreduce", op.value, label, build, (op, threshold), threshold=threshold, watch=watch)
         return self._run(call, tensors)
 
+    @as_written
     def allgather(self, tensor: Any, label: Label) -> Any:
         numpy_dtype(tensor)
         if tensor.shape.rank == 0:
             raise ConfigurationError("allgather concatenates on dimension 0, and a scalar has none. Reshape it to [1].")
         return self._run(Call("allgather", "", label, self._build_gather, ragged=True), [tensor])[0]
 
+    @as_written
     def broadcast(self, tensors: Sequence[Any], root: int, label: Label) -> list[Any]:
         self.check_root(root)
         for tensor in tensors:
@@ -204,7 +207,6 @@ class NativeCommunicator(Communicator):
         shapes = [tuple(tensor.shape) for tensor in tensors]
         signature = call.signature(shapes, dtypes)
 
-        @tf.autograph.experimental.do_not_convert
         def agree(rows: np.ndarray, mark: np.ndarray) -> np.ndarray:
             with self._agreement.lock:
                 numbers = self._agree(call, signature, int(rows), int(mark))
@@ -212,7 +214,6 @@ class NativeCommunicator(Communicator):
                     self._agreement.turns.hold(current_place())
             return numbers
 
-        @tf.autograph.experimental.do_not_convert
         def end() -> np.ndarray:
             self._monitor.end()
             with self._agreement.lock:
@@ -230,7 +231,6 @@ class NativeCommunicator(Communicator):
         """Run a call eagerly, inside one operation: its shapes are not known before, or its ops do not run here."""
         dtypes = [tensor.dtype for tensor in tensors]
 
-        @tf.autograph.experimental.do_not_convert
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
             with eager(), self._agreement.lock:
                 results, _ = self._run_now(call, arrays)

@@ -6,7 +6,6 @@ together. The signature travels as a few integers (the header); only when header
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
 from collections.abc import Sequence
@@ -66,6 +65,7 @@ class Signature:
     detail: str = ""
     missing: tuple[tuple[int, str], ...] = ()
     digest: int = field(init=False, compare=False, default=0)
+    _words: str = field(init=False, compare=False, repr=False, default="")
 
     def __post_init__(self) -> None:
         # Names carry counters that depend on what else a rank has built ("dense_3"); they do not count as different.
@@ -77,10 +77,11 @@ class Signature:
 
     def describe(self) -> str:
         """Return the call in words, for example `allreduce (Average) of 2 gradients (a 3x4 float32, b 4 float32)`."""
-        return _describe(self)
+        if not self._words:
+            object.__setattr__(self, "_words", _describe(self))  # asked for at each call, so it is kept
+        return self._words
 
 
-@functools.lru_cache(maxsize=256)
 def _describe(signature: Signature) -> str:
     head = signature.kind + (f" ({signature.detail})" if signature.detail else "")
     if signature.missing:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,3 +122,23 @@ def test_after_a_mismatch_of_large_tensors_the_next_sum_is_right(world: Any) -> 
     with pytest.raises(hvd.MismatchError, match="rank 0: allreduce"):
         world.allreduce(tf.ones([COUNT + world.rank()]))
     np.testing.assert_allclose(world.allreduce(tf.ones([COUNT]), hvd.Sum), np.full(COUNT, float(world.size())))
+
+
+def test_autograph_leaves_what_runs_in_each_step_alone(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    communicator = world.world.communicator()
+    files: list[str] = []
+    original = communicator._allreduce_arrays
+
+    def spy(*arguments: Any) -> Any:
+        files.append(sys._getframe(1).f_code.co_filename)
+        return original(*arguments)
+
+    monkeypatch.setattr(communicator, "_allreduce_arrays", spy)
+    tf.function(lambda x: world.allreduce(x, name="weights"), autograph=True)(tf.ones([3]))
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return world.allreduce(x, name="weights")
+
+    step(tf.ones([3]))
+    assert [Path(file).name for file in files] == ["host.py"] * 2

@@ -20,30 +20,22 @@ from tests.training.models import BATCH
 from tests.training.recipes import RECIPES, Recipe
 from tests.training.support import FAMILIES, Family, arrays, optimizer_arrays, policy, union
 
-FEW = {
-    "momentum", "global_clipnorm", "accumulation", "ema", "loss-scale-inside", "mixed_float16", "subclassed-broadcast",
-    "steps_per_execution", "train_on_batch", "train_step-tape", "several-inputs-and-outputs", "embedding-auto-rows",
-}  # fmt: skip
-"""Those that differ in what two ranks with two devices each do."""
 WRAPPED = {
     "global_clipnorm", "accumulation", "loss-scale-outside", "loss-scale-inside", "embedding-rows", "embedding-dense",
 }  # fmt: skip
 """Those that are trained a second time with an optimizer that is wrapped as well."""
 PLAIN, TWICE = "", "-wrapped"
+HALVES = ("recipes-0", "recipes-1")
+"""Every second recipe each, so that two processes can share them."""
 
 
-def cases(few: bool) -> list[tuple[str, Recipe, Family]]:
-    """Return what to train: "" or "-wrapped", and a recipe and a Keras.
-
-    Args:
-        few: leave out what depends on the devices of one process only. Legacy optimizers are in few recipes anyway.
-    """
+def cases() -> list[tuple[str, Recipe, Family]]:
+    """Return what to train: "" or "-wrapped", and a recipe and a Keras."""
     found = []
     for recipe in RECIPES:
         for family in recipe.families:
-            if recipe.name in FEW or not (few or family.legacy):
-                found.append((PLAIN, recipe, family))
-            if recipe.name in WRAPPED and not (few and recipe.name not in FEW):
+            found.append((PLAIN, recipe, family))
+            if recipe.name in WRAPPED:
                 found.append((TWICE, recipe, family))
     return found
 
@@ -55,8 +47,9 @@ def name_of(case: tuple[str, Recipe, Family]) -> str:
 
 def play(name: str) -> dict[str, str]:
     """Play a scene, or all those of a name; return what they came to."""
-    if name in ("recipes", "few"):
-        return {name_of(case): _outcome(functools.partial(_train_recipe, *case)) for case in cases(name == "few")}
+    if name in HALVES:
+        half = cases()[HALVES.index(name) :: 2]
+        return {name_of(case): _outcome(functools.partial(_train_recipe, *case)) for case in half}
     if name in SCENES:
         return {name: _outcome(SCENES[name])}
     scene = SCENES_OF_EACH_KERAS[name]

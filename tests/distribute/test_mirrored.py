@@ -25,23 +25,38 @@ OWN = [name for name in scenes.SCENES if name not in scenes.SUMS]
 OF_EACH = list(scenes.SCENES_OF_EACH_KERAS)
 OVER_TENSORFLOW = ["replicas", "reductions", "variables", "loop"]
 NAMES = [*OWN, *(f"{name}-{family}" for name in OF_EACH for family in FAMILIES)]
-ALL = [*NAMES, *map(scenes.name_of, scenes.cases(few=False))]
-FEW = [*NAMES, *map(scenes.name_of, scenes.cases(few=True))]
+ALL = [*NAMES, *map(scenes.name_of, scenes.cases())]
 
 
-def _alone(folder: Path, devices: int, names: Sequence[str]) -> dict[str, str]:
-    """Play scenes in one process, and return what they came to."""
+def _start_alone(folder: Path, devices: int, names: Sequence[str]) -> subprocess.Popen[str]:
+    """Start to play scenes in one process."""
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(PROGRAM), str(folder), str(devices), ",".join(names)]
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, env=env, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+def _end_alone(process: subprocess.Popen[str], folder: Path) -> dict[str, str]:
+    """Return what the scenes of a process came to."""
+    output, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0, output
     return dict(json.loads((folder / "rank-0.json").read_text()))
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the scenes came to in one process with two devices."""
-    return _alone(tmp_path_factory.mktemp("alone"), 2, ["recipes", *OWN, *OF_EACH])
+    """What the scenes came to in one process with two devices; two such processes share them."""
+    shares = [[scenes.HALVES[0]], [scenes.HALVES[1], *OWN, *OF_EACH]]
+    folders = [tmp_path_factory.mktemp("alone") for _ in shares]
+    started = [_start_alone(folder, 2, names) for folder, names in zip(folders, shares, strict=True)]
+    outcomes: dict[str, str] = {}
+    try:
+        for process, folder in zip(started, folders, strict=True):
+            outcomes.update(_end_alone(process, folder))
+    finally:
+        for process in started:
+            process.kill()
+    return outcomes
 
 
 def _on_ranks(folder: Path, names: Sequence[str], communicator: str) -> list[dict[str, str]]:
@@ -55,7 +70,7 @@ def _on_ranks(folder: Path, names: Sequence[str], communicator: str) -> list[dic
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What the scenes came to on two ranks with two devices each."""
-    return _on_ranks(tmp_path_factory.mktemp("hybrid"), ["few", *OWN, *OF_EACH], "mpi")
+    return _on_ranks(tmp_path_factory.mktemp("hybrid"), [*scenes.HALVES, *OWN, *OF_EACH], "auto")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +82,12 @@ def over_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, 
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the sums came to in one process with five devices."""
-    return _alone(tmp_path_factory.mktemp("sums"), 5, scenes.SUMS)
+    folder = tmp_path_factory.mktemp("sums")
+    process = _start_alone(folder, 5, scenes.SUMS)
+    try:
+        return _end_alone(process, folder)
+    finally:
+        process.kill()
 
 
 @pytest.mark.timeout(LIMIT + 20)
@@ -78,7 +98,7 @@ def test_two_devices(alone: dict[str, str], name: str) -> None:
 
 
 @pytest.mark.timeout(LIMIT + 20)
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", ALL)
 def test_two_devices_on_each_of_two_ranks(hybrid: list[dict[str, str]], name: str) -> None:
     for rank, outcomes in enumerate(hybrid):
         outcome = outcomes.get(name, "was not played")
