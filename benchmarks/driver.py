@@ -140,4 +140,6 @@ def _jobs(setting: Setting, places: Homes, hosts: Hosts, folder: Path, run: Run)
         yield jobs
     finally:
         for job in jobs:
+            job.dismiss()
+        for job in jobs:
             job.end()

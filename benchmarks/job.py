@@ -132,12 +132,16 @@ class Job:
         if self.kind.stops:
             self._signal(signal.SIGCONT)
 
-    def end(self) -> None:
-        """End the ranks, in peace if they can; afterwards none of them is left."""
+    def dismiss(self) -> None:
+        """Tell the ranks to leave, without waiting for it."""
         self.resume()
         for rank in self._ranks:
             with contextlib.suppress(OSError):
                 rank.connection.sendall(b'{"do": "end"}\n')
+
+    def end(self) -> None:
+        """End the ranks, in peace if they can; afterwards none of them is left."""
+        self.dismiss()
         everybody = len(self._ranks) == self.ranks
         limit = time.monotonic() + (END_SECONDS if everybody else 0)
         for number in (None, signal.SIGTERM, signal.SIGKILL):

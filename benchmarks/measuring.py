@@ -49,8 +49,8 @@ def measure(
         tensors=0 if setting.images else len(workload.shapes), bytes=0 if setting.images else workload.bytes,
         images=setting.images,
     )  # fmt: skip
-    # The memory of a small workload need not be given back after each turn.
-    keep = sum(job.ranks for job in jobs) * workload.bytes < machine.available_bytes() / 8
+    # Making a workload's tensors anew for each turn takes longer than the turn: only where memory is short.
+    keep = 2 * sum(job.ranks for job in jobs) * workload.bytes < machine.available_bytes()
     end = time.monotonic() + seconds
     turns = []
     for job in list(jobs):

@@ -1,14 +1,15 @@
 """What the others are measured against: raw MPI, the floor that memory sets, and an empty tf.function.
 
 - `raw MPI`: one MPI_Allreduce in place of a packed buffer of as many bytes, without TensorFlow, packing or averaging.
-- `memory floor`: what no reduction can do without: one copy of the gradients into a buffer, and this rank's share of
-  the additions, 1/N of the numbers of each of the other ranks, in pieces that stay in the cache, scaled. No waiting.
+- `memory floor`: what no reduction can do without: one copy of what the other ranks need of the gradients, (N - 1)/N of
+  them, and this rank's share of the additions, 1/N of the numbers of all ranks, in pieces that stay in the cache, and
+  scaled. Nothing waits, and no result is read by anybody.
 - `empty tf.function`: a function that returns its tensors as they are, which is what calling it costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,25 +49,43 @@ def _raw(world: Any, shapes: Shapes) -> Callable[[], None]:
 
 def _floor(shapes: Shapes, rank: int, size: int) -> Callable[[], None]:
     tensors = [gradient(index, shape, rank).reshape(-1) for index, shape in enumerate(shapes)]
-    packed = np.zeros(sum(tensor.size for tensor in tensors), np.float32)
-    ends = np.cumsum([tensor.size for tensor in tensors])
-    places = [packed[end - tensor.size : end] for tensor, end in zip(tensors, ends, strict=True)]
-    share = -(-packed.size // size)
-    mine = packed[rank * share : (rank + 1) * share]
-    others = [np.ones(mine.size, np.float32) for _ in range(size - 1)]
-    total = np.zeros(mine.size, np.float32)
+    count = sum(tensor.size for tensor in tensors)
+    share = -(-count // size)
+    copies = parts(tensors, 0, count - share, np.zeros(count, np.float32))
+    total = np.zeros(share, np.float32)
+    mine = parts(tensors, count - share, count, total)
+    others = [np.ones(share, np.float32) for _ in range(size - 1)]
     scale = np.float32(1 / size)
 
     def move() -> None:
-        for place, tensor in zip(places, tensors, strict=True):
-            np.copyto(place, tensor)
-        for begin in range(0, mine.size, PIECE):
-            piece = slice(begin, begin + PIECE)
-            np.multiply(mine[piece], scale, out=total[piece])
-            for other in others:
-                np.add(total[piece], other[piece], out=total[piece])
+        for source, target in copies:
+            np.copyto(target, source)
+        done = 0
+        for source, target in mine:
+            for begin in range(0, source.size, PIECE):
+                piece = slice(begin, begin + PIECE)
+                out = target[piece]
+                there = slice(done + begin, done + begin + out.size)
+                np.add(source[piece], others[0][there], out=out)
+                for other in others[1:]:
+                    np.add(out, other[there], out=out)
+                np.multiply(out, scale, out=out)
+            done += source.size
 
     return move
+
+
+def parts(
+    tensors: Sequence[np.ndarray], first: int, last: int, buffer: np.ndarray
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the numbers `first` to `last` of all tensors in a row, piece by piece, each with its place in a buffer."""
+    parts, start = [], 0
+    for tensor in tensors:
+        low, high = max(first, start), min(last, start + tensor.size)
+        if low < high:
+            parts.append((tensor[low - start : high - start], buffer[low - first : high - first]))
+        start += tensor.size
+    return parts
 
 
 def _empty(shapes: Shapes, rank: int) -> Any:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import memory, settings
@@ -103,6 +104,18 @@ def test_a_job_that_cannot_start_says_why_and_is_gone(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"x: it ended at its start \(exit codes \[3\]\)\nboom"):
         job.start([Command([sys.executable, "-c", "print('boom'); raise SystemExit(3)"], dict(os.environ))])
     job.end()
+
+
+def test_the_floor_copies_what_the_others_need_and_adds_the_rest() -> None:
+    from benchmarks.peers.yardsticks import parts
+
+    tensors = [np.arange(start, start + count) for start, count in ((0, 3), (3, 4), (7, 5))]
+    buffer = np.zeros(6, int)
+    found = parts(tensors, 2, 8, buffer)
+    assert [list(source) for source, _ in found] == [[2], [3, 4, 5, 6], [7]]
+    for source, target in found:
+        target[...] = source
+    assert list(buffer) == [2, 3, 4, 5, 6, 7]
 
 
 def test_the_gate_says_who_is_late(tmp_path: Path) -> None:
