@@ -17,7 +17,7 @@ from benchmarks.workloads import Workload
 RANK_BYTES = 500_000_000
 COPIES = 2.2
 """Times a workload's bytes that a rank keeps, and that it needs in its turn besides."""
-SHARE = 0.85
+SHARE = 0.7
 """Of the memory that is available, what the benchmark may plan with."""
 
 

@@ -10,9 +10,12 @@ from benchmarks.summary import Quartiles, Section, images_per_second
 from benchmarks.workloads import SIZES, size_name
 
 COLORS = {
-    "hvdx": "#c8442c", "Horovod": "#2f6db3", "TensorFlow": "#e69f1f", "PyTorch": "#7b4ea3", "raw": "#555555",
-    "memory": "#2a9d6f", "empty": "#9a9a9a",
+    "hvdx mpi": "#e0664a", "hvdx tensorflow": "#eb9a80", "hvdx horovod": "#f2bba8", "hvdx": "#b32a12",
+    "Horovod MPICH": "#4a87c4", "Horovod Intel": "#7fb0dc", "Horovod Gloo": "#a9c3e6", "Horovod": "#1d4f91",
+    "TensorFlow": "#e69f1f", "MultiWorker": "#e69f1f", "PyTorch": "#7b4ea3", "raw": "#555555", "memory": "#2a9d6f",
+    "empty": "#9a9a9a",
 }  # fmt: skip
+"""By how a name begins, the first that fits: a family for each library."""
 MARKS = "os^DvP*X<>"
 DOTS_PER_INCH = 130
 
@@ -42,7 +45,7 @@ def draw(sections: Sequence[Section], folder: Path, note: str = "") -> list[Path
 
 
 def color(way: str) -> str:
-    """Return the colour of a way, by its library."""
+    """Return the colour of a way."""
     return next((shade for name, shade in COLORS.items() if way.removeprefix("fit: ").startswith(name)), "#777777")
 
 
@@ -50,7 +53,7 @@ def _sizes(sections: Sequence[Section], path: Path, note: str) -> Path:
     """Draw times over sizes, both logarithmic, with the quartiles as a band."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(9, 6))
+    figure, axes = plt.subplots(figsize=(11, 6))
     ordered = sorted(sections, key=lambda section: section.bytes)
     ways = list(dict.fromkeys(way for section in ordered for way in section.seconds))
     for number, way in enumerate(ways):
@@ -76,7 +79,7 @@ def _sizes(sections: Sequence[Section], path: Path, note: str) -> Path:
     axes.set_xlabel("size of the tensor")
     axes.set_ylabel("milliseconds (median; band: quartiles)")
     _finish(axes, f"All-reduce of one tensor, {ordered[0].setting}", note)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
     return _save(figure, path)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,9 @@ def _aligned(array: np.ndarray) -> np.ndarray:
     return placed
 
 
-def arrays(result: Any) -> list[np.ndarray]:
-    """Return a tf.function's list of tensors as arrays."""
-    return [tensor.numpy() for tensor in result]
+def arrays(result: Any) -> Iterator[np.ndarray]:
+    """Yield the tensors that a tf.function has returned as arrays, which are copies."""
+    return (tensor.numpy() for tensor in result)
 
 
 def mpi_version() -> dict[str, str]:

@@ -6,9 +6,7 @@ import json
 import os
 from typing import Any
 
-import numpy as np
-
-from benchmarks.peers.graph import captured
+from benchmarks.peers.graph import arrays, captured
 from benchmarks.session import Session, Way
 from benchmarks.workloads import Shapes
 
@@ -22,7 +20,7 @@ def start(argument: str) -> Session:
     workers, rank = place()
 
     def ways(shapes: Shapes) -> dict[str, Way]:
-        return {"TensorFlow RING": Way(_reduction(strategy, shapes, rank, workers), _arrays)}
+        return {"TensorFlow RING": Way(_reduction(strategy, shapes, rank, workers), arrays)}
 
     return Session(rank, workers, ways)
 
@@ -72,7 +70,3 @@ def _reduction(strategy: Any, shapes: Shapes, rank: int, workers: int) -> Any:
         return result
 
     return run
-
-
-def _arrays(result: Any) -> list[np.ndarray]:
-    return [tensor.numpy() for tensor in result]

@@ -10,7 +10,6 @@ import math
 import os
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -27,7 +26,7 @@ def start(argument: str) -> Session:
     dist.init_process_group("gloo")
 
     def ways(shapes: Shapes) -> dict[str, Way]:
-        return {"PyTorch DDP gloo": Way(_reduction(shapes), _arrays)}
+        return {"PyTorch DDP gloo": Way(_reduction(shapes), lambda places: (place.numpy() for place in places))}
 
     return Session(dist.get_rank(), dist.get_world_size(), ways, dist.destroy_process_group)
 
@@ -68,7 +67,3 @@ def _reduction(shapes: Shapes) -> Any:
         return places
 
     return reduce
-
-
-def _arrays(result: Any) -> list[np.ndarray]:
-    return [tensor.numpy() for tensor in result]

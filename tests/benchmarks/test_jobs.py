@@ -19,6 +19,7 @@ from benchmarks.catalogue import REDUCTIONS, TRAININGS, Homes, Kind
 from benchmarks.gate import Gate
 from benchmarks.job import Job, JobError
 from benchmarks.launching import Command, Hosts, commands
+from benchmarks.session import check_means, gradient
 from tests.support.jobs import ROOT, processes_with
 
 KINDS = {kind.name: kind for kind in (*REDUCTIONS, *TRAININGS)}
@@ -90,7 +91,7 @@ def test_jobs_that_do_not_fit_into_memory_are_left_out_by_priority() -> None:
     assert memory.needed(wanted, kinds, small) == pytest.approx(3e9, rel=1e-3)
     assert memory.needed(wanted, kinds, big) == pytest.approx(9.6e9)
     assert memory.parts(wanted, 20e9) == ([wanted], {})
-    fitting, left_out = memory.parts(wanted, 8e9)
+    fitting, left_out = memory.parts(wanted, 10e9)
     assert [([w.name for w in part.workloads], [k.name for k in part.kinds]) for part in fitting] == [
         (["small"], ["yardsticks", "TensorFlow RING", "Horovod Open MPI"]),
         (["big"], ["yardsticks", "Horovod Open MPI"]),
@@ -214,3 +215,14 @@ def test_a_short_run(tmp_path: Path) -> None:
     assert "MPI in use:" in run["versions"]["hvdx mpi"]
     assert "## 2 ranks, small CNN: 8 tensor(s), 195.0 kB" in output
     assert processes_with(str(tmp_path)) == []
+
+
+def test_wrong_means_are_found_wherever_they_are() -> None:
+    shapes = ((3,), (1000, 1000))
+    means = [(gradient(index, shape, 0) + gradient(index, shape, 1)) / 2 for index, shape in enumerate(shapes)]
+    check_means("x", means, shapes, 2)
+    means[1][999, 999] += 0.01
+    with pytest.raises(AssertionError, match="x, tensor 1"):
+        check_means("x", means, shapes, 2)
+    with pytest.raises(AssertionError, match="3 numbers for 1000003"):
+        check_means("x", means[:1], shapes, 2)
