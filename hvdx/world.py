@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ _failed = False
 _together = True  # whether every world that this process has left was left by all its ranks
 _hooks_installed = False
 _lock = threading.Lock()
+_process = 0  # the one that joined; a child that it forks is no rank
 
 
 def init(comm: Any = None) -> None:
@@ -40,7 +42,7 @@ def init(comm: Any = None) -> None:
         WorldError: the launcher started several ranks and this process cannot see the others.
         StallError: a rank did not come within HVDX_START_TIMEOUT seconds.
     """
-    global _communicator
+    global _communicator, _process
     with _lock:
         if _communicator is not None:
             return
@@ -50,6 +52,7 @@ def init(comm: Any = None) -> None:
         communicator = choose.create(comm)
         logs.configure(communicator.topology.rank)
         _communicator = communicator
+        _process = os.getpid()
         _install_hooks()
         logs.log.info("communicator %s, %s", communicator.name, communicator.topology)
 
@@ -168,6 +171,8 @@ def _repeat_cause(error: BaseException) -> None:
 def _leave() -> None:
     """At exit: go together with the others, or, after a failure, without waiting for them."""
     global _communicator
+    if os.getpid() != _process:
+        return
     current, _communicator = _communicator, None
     together = (current is None or current.close(clean=not _failed)) and _together
     if "hvdx.comm.mpi_library" in sys.modules:

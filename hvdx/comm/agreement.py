@@ -124,6 +124,24 @@ class Agreement:
         return headers
 
     @contextlib.contextmanager
+    def payload(self, signature: Signature) -> Iterator[None]:
+        """Run what follows an agreement: who breaks it off can take part in no other, or that would be taken for
+        the end of this one."""
+        try:
+            yield
+        except BaseException as error:
+            if not self._is_over():
+                self.error = CollectiveError(f"{type(error).__name__} broke off {signature.describe()}: {error}")
+            raise
+
+    def end(self) -> None:
+        """Let no call follow: the world has been left."""
+        self.error = CollectiveError(
+            "hvd.shutdown() has ended the world for which this was traced. Trace it again after hvd.init(): call "
+            "model.compile, or make the tf.function anew."
+        )
+
+    @contextlib.contextmanager
     def middle(self) -> Iterator[Waiting]:
         """Give a wait for the others in the middle of the newest call; an error in the block is one for all calls."""
         limit = max(environment.TIMEOUT.read(), self.patience)

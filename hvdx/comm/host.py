@@ -113,7 +113,8 @@ class HostCommunicator(Communicator):
         if watch[0]:
             watch[0] = False
             warn_if_equal(mark, headers[:, 2], label.warn_if_equal)
-        return fusion.unpack(planned.plan, self._reduce_plan(planned, arrays, op, headers[:, 4]))
+        with self._agreement.payload(planned.signature):
+            return fusion.unpack(planned.plan, self._reduce_plan(planned, arrays, op, headers[:, 4]))
 
     @staticmethod
     def _plan(plans: Plans, arrays: list[np.ndarray], op: ReduceOp, label: Label, threshold: int) -> Planned:
@@ -185,10 +186,12 @@ class HostCommunicator(Communicator):
             spec = TensorSpec(label.name(0), (-1, *array.shape[1:]), array.dtype.name)
             row = prod(array.shape[1:]) * array.dtype.itemsize
             with self._agreement.lock:
-                headers = self._agreement.agree(Signature("allgather", label.what, (spec,)), array.shape[0])
+                signature = Signature("allgather", label.what, (spec,))
+                headers = self._agreement.agree(signature, array.shape[0])
                 counts = [int(n) * row for n in headers[:, 2]]
                 result = self._pool.take(sum(counts))
-                self._gather(array.reshape(-1).view(np.uint8), counts, result)
+                with self._agreement.payload(signature):
+                    self._gather(array.reshape(-1).view(np.uint8), counts, result)
             return [result.view(array.dtype).reshape((int(headers[:, 2].sum()), *array.shape[1:]))]
 
         [result] = _as_operation(exchange, [tensor], f"allgather {label.what}", [[None, *tensor.shape[1:]]])
@@ -212,7 +215,8 @@ class HostCommunicator(Communicator):
                     buffer = self._pool.take(bucket.nbytes)
                     if root == self.topology.rank:
                         fusion.pack(bucket, values, buffer)
-                    self._bcast(buffer, root)
+                    with self._agreement.payload(signature):
+                        self._bcast(buffer, root)
                     buffers.append(buffer)
             return fusion.unpack(plan, buffers)
 
@@ -223,23 +227,25 @@ class HostCommunicator(Communicator):
 
     def allgather_bytes(self, payload: bytes, what: str) -> list[bytes]:
         with self._agreement.lock:
-            headers = self._agreement.agree(Signature("allgather", what), len(payload))
+            signature = Signature("allgather", what)
+            headers = self._agreement.agree(signature, len(payload))
             counts = [int(n) for n in headers[:, 2]]
             result = np.empty(sum(counts), np.uint8)
-            self._gather(np.frombuffer(payload, np.uint8), counts, result)
+            with self._agreement.payload(signature):
+                self._gather(np.frombuffer(payload, np.uint8), counts, result)
         ends = np.cumsum(counts)
         return [result[end - count : end].tobytes() for end, count in zip(ends, counts, strict=True)]
 
     def broadcast_bytes(self, payload: bytes | None, root: int, what: str) -> bytes:
         self._check_payload(payload, root)
         with self._agreement.lock:
-            headers = self._agreement.agree(
-                Signature("broadcast", what, (), f"root {root}"), len(payload) if payload is not None else 0
-            )
+            signature = Signature("broadcast", what, (), f"root {root}")
+            headers = self._agreement.agree(signature, len(payload) if payload is not None else 0)
             buffer = np.empty(int(headers[root, 2]), np.uint8)
             if payload is not None:
                 buffer[:] = np.frombuffer(payload, np.uint8)
-            self._bcast(buffer, root)
+            with self._agreement.payload(signature):
+                self._bcast(buffer, root)
         return buffer.tobytes()
 
 

@@ -194,6 +194,7 @@ class MpiCommunicator(HostCommunicator):
         self._watchdog.stop()
         if not (clean and self._agreement.say_goodbye()):
             return False
+        self._agreement.end()
         for comm in (self._comm, self._notes, self._point_to_point.comm):
             comm.Free()
         return True

@@ -137,10 +137,11 @@ class SharedMemoryCommunicator(MpiCommunicator):
                 return 0
             try:
                 memory.own.reserve(2 * SMALL + work.nbytes)
+                own = _behind_halves(memory, memory.rank, work)
             except OSError as error:
                 planned.notes["why not"] = str(error)
                 return _CANNOT
-            copy(work.copies(_behind_halves(memory, memory.rank, work), False), arrays)
+            copy(work.copies(own, False), arrays)
         return sum(1 << number for number in range(_LAST) if memory.results[number].is_idle)
 
     def _reduce_plan(
@@ -236,6 +237,8 @@ class SharedMemoryCommunicator(MpiCommunicator):
         fits = 1
         try:
             self._memory.results[number].reserve(nbytes)
+            self._memory.results[number].readable(nbytes)
+            self._memory.results[number].writable(nbytes)
         except OSError as error:
             fits, planned.notes["why not"] = 0, str(error)
         answers = self._agreement.agree(Signature("reserve", "shared memory", (), f"{nbytes} bytes"), fits)[:, 2]
@@ -292,8 +295,11 @@ class SharedMemoryCommunicator(MpiCommunicator):
             for comm in (self._local, self._across.comm if self._across is not None else None):
                 if comm is not None:
                     comm.Free()
+        for plans in self._plans.values():
+            plans.clear()  # they look at the memory, and functions that were traced for this world look at them
         if self._memory is not None:
             self._memory.close()
+            self._memory = None
         return left
 
 

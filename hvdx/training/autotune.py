@@ -22,7 +22,7 @@ BUCKETS = (0, 4 << 20, 16 << 20, 64 << 20)
 
 
 class Tuner:
-    """The search of one optimizer or tape. All ranks make the same updates, so all try the same way at a time.
+    """The search of one optimizer. All ranks make the same updates, so all try the same way at a time.
 
     First the algorithms of the communicator are tried, with all gradients in one operation, then sizes of buckets with
     the fastest of them. What counts is the time from one update to the next, on the slowest rank.
@@ -32,7 +32,6 @@ class Tuner:
         self._bucket = 0
         self._algorithm = ""
         self._ways: list[tuple[int, str]] | None = None
-        self._sizes: tuple[int, ...] = (0,)
         self._medians: list[float] = []
         self._samples: list[float] = []
         self._last: float | None = None
@@ -41,24 +40,20 @@ class Tuner:
         self.report: dict[str, Any] = {}
         """What was measured and chosen; empty until then."""
 
-    def reduce(self, nbytes: int, exchange: Callable[[int], list[Any]]) -> list[Any]:
+    def reduce(self, exchange: Callable[[int], list[Any]]) -> list[Any]:
         """Return what `exchange` makes of the gradients, in the way that is to be tried or has been chosen; collective.
 
+        Nothing is tried where TensorFlow is eager, and in a session's graph, which is ordered in another way.
+
         Args:
-            nbytes: of all gradients.
             exchange: sends them, given the bytes of a bucket.
         """
-        if not tf.compat.v1.executing_eagerly_outside_functions():
-            return exchange(0)  # a session's graph, which is ordered in another way
-        self._sizes = tuple(size for size in BUCKETS if size < nbytes)
-        if tf.executing_eagerly():
-            self._next()
+        if tf.executing_eagerly() or not tf.compat.v1.executing_eagerly_outside_functions():
             return exchange(0)
-        if len(self._sizes) == 1 and not world.communicator().algorithms:
-            return exchange(0)
+        # The same sizes for all gradients: what a rank has traced when must not decide what is tried.
         number = in_turn(lambda: np.int32(self._next()), [], tf.int32)
         number.set_shape([])
-        ways = [self._way(exchange, size) for size in self._sizes]
+        ways = [self._way(exchange, size) for size in BUCKETS]
         return list(tf.nest.flatten(tf.switch_case(number, ways)))
 
     @staticmethod
@@ -71,7 +66,7 @@ class Tuner:
         if not self.report:
             self._count(now)
         self._last = now
-        return self._sizes.index(self._bucket) if self._bucket in self._sizes else 0
+        return BUCKETS.index(self._bucket)
 
     def _count(self, now: float) -> None:
         communicator = world.communicator()
@@ -112,11 +107,10 @@ class Tuner:
             self._use(*self._ways[best])
             named = {_name(way): float(seconds) for way, seconds in zip(self._ways, slowest, strict=True)}
             self._tried.update(named)
-        sizes_tried = any(bucket for bucket, _ in self._ways)
-        if sizes_tried or len(self._sizes) == 1:
+        if any(bucket for bucket, _ in self._ways):
             self._finish(communicator)
             return
-        self._ways = [(size, self._algorithm) for size in self._sizes]
+        self._ways = [(size, self._algorithm) for size in BUCKETS]
         self._medians, self._samples, self._last = [], [], None
         self._begin()
 
@@ -126,7 +120,7 @@ class Tuner:
         if communicator.topology.rank == 0:
             times = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in self._tried.items())
             log.warning("autotune: %s, after %d updates (milliseconds from update to update: %s)",
-                        chosen, self._updates, times or "nothing to choose from")  # fmt: skip
+                        chosen, self._updates, times)  # fmt: skip
 
 
 _WHAT = "times of autotune"

@@ -162,7 +162,8 @@ class Keras3Hook(_Copied, DistributedHook):
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
         grads = list(grads)
         known = trainable_variables if trainable_variables is not None else self.__dict__["_trainable_variables"]
-        if len(grads) != len(known := list(known)):
+        known = list(known)
+        if len(grads) != len(known):
             return super().apply(grads, trainable_variables)  # type: ignore[misc]  # which raises
         pairs = self._hvdx_filled(list(zip(grads, known, strict=True)))
         if self._hvdx_has_nothing(pairs):
@@ -206,7 +207,8 @@ class MultiHook(_Copied, DistributedHook):
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
         grads = list(grads)
         known = trainable_variables if trainable_variables is not None else self.__dict__["_trainable_variables"]
-        if len(grads) == len(known := list(known)) > 0:
+        known = list(known)
+        if len(grads) == len(known) > 0:
             grads = self._hvdx_reduce(grads, known)
         with gradients_in_hand():
             return super().apply(grads, trainable_variables)  # type: ignore[misc]

@@ -140,8 +140,7 @@ class GradientReducer:
             contexts.append(context)
         sizes = _nbytes(compressed)
         if self.tuner is not None and sizes is not None:
-            tuned = self.tuner
-            reduced = tuned.reduce(sum(sizes), lambda size: self._exchange(compressed, sizes, size, label, threshold))
+            reduced = self.tuner.reduce(lambda size: self._exchange(compressed, sizes, size, label, threshold))
         else:
             reduced = self._exchange(compressed, sizes, self._bucket_bytes(), label, threshold)
         return [self.compression.decompress(value, ctx) for value, ctx in zip(reduced, contexts, strict=True)]

@@ -120,6 +120,47 @@ def _open_files(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("comm", ["shared_memory", "mpi"])
+def test_who_joins_again_keeps_nothing_open_and_old_functions_say_so(tmp_path: Path, comm: str) -> None:
+    program = tmp_path / "again_program.py"
+    program.write_text(
+        "import gc, os, pathlib\nimport tensorflow as tf\nimport hvdx as hvd\n"
+        "def count():\n"
+        "    names = [os.readlink(f) for f in pathlib.Path('/proc/self/fd').iterdir() if os.path.lexists(f)]\n"
+        "    return len([name for name in names if 'memfd:hvdx' in name or 'eventfd' in name])\n"
+        "for turn in range(3):\n    hvd.init()\n    f = tf.function(lambda x: hvd.allreduce(x, hvd.Sum))\n"
+        "    print('sum', f(tf.ones([200_000])).numpy()[7])\n    hvd.shutdown()\n"
+        "    if turn == 0:\n        first, files = f, count()\n"
+        "hvd.init()\n"
+        "try:\n    first(tf.ones([200_000]))\nexcept Exception as error:\n    print('old:', error)\n"
+        "hvd.shutdown()\ndel f\ngc.collect()\nprint('more:', max(0, count() - files))\n"
+    )
+    job = run_ranks(2, [str(program)], environ={"HVDX_COMM": comm})
+    assert job.code == 0, job.output
+    assert job.output.count("sum 2.0") == 6, job.output
+    assert job.output.count("hvd.shutdown() has ended the world") >= 2, job.output
+    assert job.output.count("more: 0") == 2, job.output
+
+
+def test_a_call_that_is_broken_off_is_never_taken_for_done(tmp_path: Path) -> None:
+    """Rank 0 is interrupted while it adds, and goes on: rank 1 must not take what comes next for the end of the sum."""
+    program = tmp_path / "broken_program.py"
+    program.write_text(
+        "import time\nimport tensorflow as tf\nimport hvdx as hvd\nhvd.init()\nc = hvd.world.communicator()\n"
+        "x = tf.fill([200_000], float(hvd.rank() + 1))\n"
+        "def interrupted(*_):\n    raise KeyboardInterrupt('by hand')\n"
+        "if hvd.rank() == 0:\n    c._add_run = interrupted\n"
+        "for turn in range(2):\n    try:\n        print('came', hvd.allreduce(x, hvd.Sum).numpy()[-1])\n"
+        "    except BaseException as error:\n        print('raised', type(error).__name__, error, flush=True)\n"
+        "time.sleep(0 if hvd.rank() else 12)\n"
+    )
+    job = run_ranks(2, [str(program)], environ={"HVDX_COMM": "shared_memory", "HVDX_TIMEOUT": "5"})
+    assert "came" not in job.output, job.output
+    assert "raised KeyboardInterrupt by hand" in job.output
+    assert "KeyboardInterrupt broke off allreduce (Sum) of 1 tensor(s)" in job.output
+    assert "raised StallError rank 0 did not come to" in job.output
+
+
 def test_a_rank_that_waits_uses_no_core(tmp_path: Path) -> None:
     """Rank 0 sleeps for four seconds; the time on a processor is counted by the system for all of rank 1's threads."""
     program = tmp_path / "idle_program.py"

@@ -108,7 +108,12 @@ def test_strategy_digits(tmp_path: Path) -> None:
     output = run(2, "strategy_digits.py", "--epochs", "8", "--checkpoints", str(tmp_path / "digits.keras"))
     assert accuracy(output) >= 0.95
     fingerprints(output, 2)
-    for line in ("strategy multi_worker", "replicas in sync: 2", "ranks: 2 (this is rank 0)", "shared_memory between ranks"):
+    for line in (
+        "strategy multi_worker",
+        "replicas in sync: 2",
+        "ranks: 2 (this is rank 0)",
+        "shared_memory between ranks",
+    ):
         assert line in output
     assert [path.name for path in tmp_path.iterdir()] == ["digits.keras"]
     for mode in ("one_device", "central_storage"):

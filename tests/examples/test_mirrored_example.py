@@ -22,5 +22,9 @@ def test_two_devices_on_each_of_two_ranks() -> None:
     output = run(2, "mirrored_digits.py", "--epochs", "12")
     assert accuracy(output) >= 0.95
     fingerprints(output, 2)
-    for line in ("replicas in sync: 4", "ring between 2 devices, shared_memory between ranks", "ranks: 2 (this is rank 0)"):
+    for line in (
+        "replicas in sync: 4",
+        "ring between 2 devices, shared_memory between ranks",
+        "ranks: 2 (this is rank 0)",
+    ):
         assert line in output

@@ -130,15 +130,26 @@ def test_the_search_ends_alike_everywhere_and_trains_as_without(
     assert reports[0]["chosen"] in tried
 
 
-def test_a_search_without_anything_to_choose_says_so(world: Any) -> None:
+def test_ranks_that_trace_at_different_times_try_the_same(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small and large gradients through one search, and rank 0 traces the large ones once more in between."""
+    monkeypatch.setattr(autotune, "BUCKETS", (0, 1 << 12, 1 << 14))
     tuner = Tuner()
-    for _ in range(100):
-        if tuner.report:
-            break
-        tuner.reduce(10, lambda _: [])
-    if not world.world.communicator().algorithms:
-        assert tuner.report["seconds"] == {}
-    assert tuner.report["chosen"]
+    reducer = GradientReducer(tuner=tuner)
+    sets = {count: [tf.Variable(tf.zeros([100, 30]), name=f"v{i}") for i in range(count)] for count in (1, 6)}
+
+    @tf.function
+    def step(count: int, rows: int) -> list[Any]:
+        values = [tf.ones([100, 30]) * (hvd.rank() + 1.0) + tf.cast(rows, tf.float32) for _ in range(count)]
+        return reducer.reduce(values, sets[count])
+
+    algorithms = world.world.communicator().algorithms
+    for number in range((len(algorithms) + 3) * (autotune.UPDATES + 1) // 2 + 4):
+        for count in sets:
+            results = step(count, number % 2 if hvd.rank() == 0 and count == 6 else 0)
+            assert len(results) == count
+    reports = world.allgather_object(tuner.report)
+    assert reports[0]
+    assert all(report == reports[0] for report in reports)
 
 
 @pytest.mark.parametrize("value", ["yes", 2, 0.5])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 _SECONDS = 20.0
 _AT_A_TIME = 200
 """Descriptors in one message; Linux allows 253."""
-_PEER = struct.Struct("3i")
+_PEER = struct.Struct("iII")
 
 
 def new_address() -> str:

@@ -28,12 +28,16 @@ class HostMemory:
         buffers: of each rank of this host: two halves of SMALL bytes, then what has to be reserved.
         results: where sums lie.
         rank: this rank's place among those of the host.
+        place: the memory of the board.
+        bells: what wakes each of them.
     """
 
     board: Board
     buffers: list[Region]
     results: list[Region]
     rank: int
+    place: Region
+    bells: list[int]
 
     def __post_init__(self) -> None:
         whole = [region.writable(2 * SMALL) for region in self.buffers]
@@ -54,8 +58,12 @@ class HostMemory:
 
     def close(self) -> None:
         """Give the files up."""
-        for region in (*self.buffers, *self.results):
+        for region in (*self.buffers, *self.results, self.place):
             region.close()
+        for bell in self.bells:
+            os.close(bell)
+        self.bells = []
+        self._halves = []
 
 
 def share(local: Any) -> tuple[HostMemory | None, str]:
@@ -96,6 +104,8 @@ def share(local: Any) -> tuple[HostMemory | None, str]:
     if end is not None:
         end.close()
     if problem:
+        if memory is not None:
+            memory.close()
         for descriptor in descriptors if memory is None else ():
             os.close(descriptor)
         return None, problem
@@ -129,4 +139,4 @@ def _open(descriptors: list[int], rank: int, size: int) -> HostMemory:
     for region in buffers:
         region.reserve(2 * SMALL)
     posted = Board(place.writable(board.nbytes(size)), rank, bells)
-    return HostMemory(posted, buffers, results, rank)
+    return HostMemory(posted, buffers, results, rank, place, bells)

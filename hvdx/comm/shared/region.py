@@ -43,17 +43,15 @@ def available() -> int:
     for limit, used in _LIMITS:
         numbers = _read(limit).strip(), _read(used).strip()
         if all(text.isdigit() for text in numbers):
-            found.append(int(numbers[0]) - int(numbers[1]) + _reclaimable())
+            found.append(int(numbers[0]) - int(numbers[1]) + _reclaimable(Path(limit).parent))
     return max(0, min(found, default=1 << 62))
 
 
-def _reclaimable() -> int:
-    """Return the bytes of the container's memory that only keep files at hand."""
-    for place, word in (("/sys/fs/cgroup/memory.stat", "file"), ("/sys/fs/cgroup/memory/memory.stat", "cache")):
-        for line in _read(place).splitlines():
-            if line.split()[:1] == [word]:
-                return int(line.split()[1])
-    return 0
+def _reclaimable(group: Path) -> int:
+    """Return the bytes of a container's memory that only keep files at hand; shared memory is no such file."""
+    lines = (line.split() for line in _read(str(group / "memory.stat")).splitlines())
+    numbers = {words[0]: int(words[1]) for words in lines if len(words) == 2}
+    return max(0, numbers.get("file", numbers.get("cache", 0)) - numbers.get("shmem", 0))
 
 
 def _read(path: str) -> str:
