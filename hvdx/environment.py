@@ -175,3 +175,13 @@ ALL: tuple[Variable, ...] = (
     COMM, FUSION_THRESHOLD, OVERLAP, AUTOTUNE, ALLREDUCE, TIMEOUT, START_TIMEOUT, SHUTDOWN_TIMEOUT, STALL_WARNING, LOG,
     EXPECTED_SIZE, THREADS_PER_RANK, TF_ADDRESSES, SERVERS, ROLE, INDEX, ROOT, TOKEN, SERVER_GRACE,
 )  # fmt: skip
+
+
+def check_all() -> None:
+    """Read every variable, so that a value that cannot be used is refused at once and not in the first step.
+
+    Raises:
+        ConfigurationError: names the first such variable.
+    """
+    for variable in ALL:
+        variable.read()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from hvdx import logs
+from hvdx import environment, logs
 from hvdx.comm.communicator import Communicator
 from hvdx.errors import HvdxError, NotInitializedError
 
@@ -49,6 +49,7 @@ def init(comm: Any = None) -> None:
         from hvdx.comm import choose
 
         logs.configure(0)
+        environment.check_all()
         communicator = choose.create(comm)
         logs.configure(communicator.topology.rank)
         _communicator = communicator

@@ -59,7 +59,7 @@ def automatic(environ: Mapping[str, str]) -> str:
     if has_servers(environ):
         return "servers"
     controller = by_horovodrun(environ)
-    # over Gloo there is nothing else; over MPI, the mpi communicator does as well where Horovod is missing
+    # over Gloo there is nothing else; over MPI, shared memory does as well where Horovod is missing
     if controller == "gloo" or (controller == "mpi" and importlib.util.find_spec("horovod") is not None):
         return "horovod"
     launcher = detect(environ)

@@ -116,7 +116,7 @@ def _import() -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             f"The horovod communicator needs Horovod built for this TensorFlow ({tf.__version__}), and it cannot be "
-            f"loaded: {error}. Build it with scripts/build_horovod.sh, or use HVDX_COMM=mpi or tensorflow."
+            f"loaded: {error}. Build it with scripts/build_horovod.sh, or leave the choice to hvdx (HVDX_COMM=auto)."
         ) from error
     except (tf.errors.OpError, OSError) as error:
         raise MissingDependencyError(

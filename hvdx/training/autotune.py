@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdx import world
+from hvdx import environment, world
 from hvdx.comm.operation import in_turn
 from hvdx.logs import log
 
@@ -33,10 +33,10 @@ class Tuner:
         self._algorithm = ""
         self._ways: list[tuple[int, str]] | None = None
         self._medians: list[float] = []
+        self._measured: list[tuple[float, tuple[int, str]]] = []
         self._samples: list[float] = []
         self._last: float | None = None
         self._updates = 0
-        self._tried: dict[str, float] = {}
         self.report: dict[str, Any] = {}
         """What was measured and chosen; empty until then."""
 
@@ -71,25 +71,26 @@ class Tuner:
     def _count(self, now: float) -> None:
         communicator = world.communicator()
         if self._ways is None:
-            self._ways = [(0, algorithm) for algorithm in communicator.algorithms]
+            # what was asked for by name is not tried
+            algorithms = () if environment.ALLREDUCE.is_set() else communicator.algorithms
+            self._ways = [(0, algorithm) for algorithm in algorithms or ("",)]
             self._begin()
         self._updates += 1
         if self._last is not None:
             self._samples.append(now - self._last)
-        if len(self._samples) < UPDATES + 1 and self._ways:
+        if len(self._samples) < UPDATES + 1:
             return
-        if self._ways:
-            self._medians.append(statistics.median(self._samples[1:]))
-            self._samples = []
-            if len(self._medians) < len(self._ways):
-                self._begin()
-                return
-        self._choose()
+        self._medians.append(statistics.median(self._samples[1:]))
+        self._samples = []
+        if len(self._medians) < len(self._ways):
+            self._begin()
+        else:
+            self._choose()
 
     def _begin(self) -> None:
         """Let the next way be used."""
-        if self._ways:
-            self._use(*self._ways[len(self._medians)])
+        assert self._ways is not None
+        self._use(*self._ways[len(self._medians)])
 
     def _use(self, bucket: int, algorithm: str) -> None:
         self._bucket, self._algorithm = bucket, algorithm
@@ -100,26 +101,25 @@ class Tuner:
         """Agree on the fastest of the ways tried, and go on with what is left to try; collective."""
         assert self._ways is not None
         communicator = world.communicator()
-        if self._medians:
-            told = [json.loads(row) for row in communicator.allgather_bytes(json.dumps(self._medians).encode(), _WHAT)]
-            slowest = np.max(np.array(told), axis=0)
-            best = int(np.argmin(slowest))
-            self._use(*self._ways[best])
-            named = {_name(way): float(seconds) for way, seconds in zip(self._ways, slowest, strict=True)}
-            self._tried.update(named)
+        told = [json.loads(row) for row in communicator.allgather_bytes(json.dumps(self._medians).encode(), _WHAT)]
+        slowest = np.max(np.array(told), axis=0).tolist()
+        self._measured += zip(slowest, self._ways, strict=True)
+        best = min(self._measured)[1]
+        self._use(*best)
         if any(bucket for bucket, _ in self._ways):
             self._finish(communicator)
             return
-        self._ways = [(size, self._algorithm) for size in BUCKETS]
+        self._ways = [(size, best[1]) for size in BUCKETS if size]
         self._medians, self._samples, self._last = [], [], None
         self._begin()
 
     def _finish(self, communicator: Any) -> None:
         chosen = _name((self._bucket, self._algorithm))
-        self.report = {"chosen": chosen, "updates": self._updates, "seconds": dict(self._tried)}
+        seconds = {_name(way): seconds for seconds, way in self._measured}
+        self.report = {"chosen": chosen, "updates": self._updates, "seconds": seconds}
         if communicator.topology.rank == 0:
-            times = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in self._tried.items())
-            log.warning("autotune: %s, after %d updates (milliseconds from update to update: %s)",
+            times = "; ".join(f"{name}: {1e3 * each:.1f}" for name, each in seconds.items())
+            log.warning("autotune chose %s after %d updates. Milliseconds from update to update: %s.",
                         chosen, self._updates, times)  # fmt: skip
 
 
@@ -129,4 +129,4 @@ _WHAT = "times of autotune"
 def _name(way: tuple[int, str]) -> str:
     bucket, algorithm = way
     size = f"buckets of {bucket:,} bytes" if bucket else "one operation"
-    return f"{size}, {algorithm}" if algorithm else size
+    return f"{size} by {algorithm}" if algorithm else size
