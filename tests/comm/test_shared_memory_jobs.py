@@ -38,6 +38,17 @@ for count in (5, 100_000, 3_000_001):
     largest = hvd.allreduce(tf.constant(x.astype("float32")), hvd.Max)
     np.testing.assert_array_equal(largest, np.arange(count) % 11 + size - 1)
     np.testing.assert_allclose(half(tf.constant(x.astype("float32"))), total / size, rtol=2e-2)
+def of(r, count, dtype):
+    return (np.arange(count) % 3 + r % 2).astype(dtype)
+for dtype, op, put in (("float16", hvd.Sum, np.sum), ("int8", hvd.Min, np.min), ("bool", hvd.Max, np.max),
+                       ("complex64", hvd.Average, np.mean), ("float64", hvd.Product, np.prod),
+                       ("uint16", hvd.Average, np.mean)):
+    counts = (200_003, 0, 90_001, 1)
+    sums = tf.function(lambda: hvd.grouped_allreduce([tf.constant(of(rank, n, dtype)) for n in counts], op,
+                                                     fusion_threshold=1 << 18))()
+    for result, n in zip(sums, counts):
+        wanted = put(np.stack([of(r, n, dtype) for r in range(size)]), axis=0)
+        np.testing.assert_allclose(result, wanted.astype(dtype), rtol=1e-6, err_msg=dtype)
 np.testing.assert_array_equal(hvd.allgather(tf.fill([rank + 1], rank)), np.repeat(range(size), np.arange(size) + 1))
 print("right", rank, communicator.name, hvd.local_rank(), hvd.local_size())
 """
