@@ -23,10 +23,7 @@ _COLOURS = {State.FINE: "green", State.NOTE: "dim", State.BAD: "bold red"}
 
 def origin(variable: environment.Variable, environ: Mapping[str, str]) -> str:
     """Return which name a variable's value comes from, or "default"."""
-    for name in (variable.name, variable.horovod):
-        if name is not None and name in environ:
-            return name
-    return "default"
+    return variable.source(environ) or "default"
 
 
 def environment_table(environ: Mapping[str, str]) -> tuple[Table, bool]:

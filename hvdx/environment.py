@@ -63,10 +63,10 @@ class Variable:
     meaning: str
     horovod: str | None = None
 
-    def is_set(self, environ: Mapping[str, str] | None = None) -> bool:
-        """Return whether the environment says anything about it."""
+    def source(self, environ: Mapping[str, str] | None = None) -> str | None:
+        """Return the name under which the environment gives the value in force, None where the default is."""
         environ = os.environ if environ is None else environ
-        return any(name in environ for name in (self.name, self.horovod) if name is not None)
+        return next((name for name in (self.name, self.horovod) if name is not None and name in environ), None)
 
     def read(self, environ: Mapping[str, str] | None = None) -> Any:
         """Return the value in force: hvdx's name first, then Horovod's, then the default.
@@ -75,17 +75,15 @@ class Variable:
             ConfigurationError: the text is not of the variable's type; names the variable and the text.
         """
         environ = os.environ if environ is None else environ
-        for name in (self.name, self.horovod):
-            if name is None or name not in environ:
-                continue
-            text = environ[name]
-            try:
-                return self.parse(text)
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"{name}={text!r} cannot be used: {error}. It means: {self.meaning}."
-                ) from None
-        return self.default
+        name = self.source(environ)
+        if name is None:
+            return self.default
+        try:
+            return self.parse(environ[name])
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{name}={environ[name]!r} cannot be used: {error}. It means: {self.meaning}."
+            ) from None
 
 
 def check_threshold(threshold: Any) -> None:

@@ -44,6 +44,11 @@ class ReduceOp(enum.Enum):
         raise ConfigurationError(f"There is no reduce operation {op!r}. Use one of {known}.")
 
 
+UFUNCS: dict[ReduceOp, np.ufunc] = {
+    ReduceOp.SUM: np.add, ReduceOp.AVERAGE: np.add, ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+}  # fmt: skip
+"""What puts two numbers together; an average is divided besides."""
 _LOGICAL = {ReduceOp.MIN, ReduceOp.MAX}
 _COMPLEX = {ReduceOp.SUM, ReduceOp.AVERAGE}
 

@@ -59,10 +59,7 @@ class SharedMemoryCommunicator(MpiCommunicator):
         """Why nothing is shared, where something should be."""
         if max(counts.values()) > 1:
             self._share()
-        if self.topology.local_size > len(os.sched_getaffinity(0)):
-            self._spin_seconds = 0.0
-        else:
-            self._spin_seconds = _SPIN_SECONDS
+        self._spin_seconds = 0.0 if self.topology.local_size > len(os.sched_getaffinity(0)) else _SPIN_SECONDS
 
     @property
     def shares(self) -> bool:
@@ -167,7 +164,7 @@ class SharedMemoryCommunicator(MpiCommunicator):
         for number, (start, bucket) in enumerate(zip(work.starts, work.plan.buckets, strict=True)):
             buffer = self._pool.take(bucket.nbytes)
             parts = [half[start : start + bucket.nbytes].view(bucket.dtype) for half in halves]
-            work.adding(number).together(parts, buffer.view(bucket.dtype))
+            work.addings[number].together(parts, buffer.view(bucket.dtype))
             found.append(buffer)
         return found
 
@@ -176,7 +173,7 @@ class SharedMemoryCommunicator(MpiCommunicator):
         result = memory.results[number].writable(work.nbytes)
         others = [_behind_halves(memory, rank, work) for rank in range(len(memory.buffers)) if rank != memory.rank]
         for index, runs in enumerate(work.chunks(number, result, others)):
-            adding = work.adding(index)
+            adding = work.addings[index]
             for run in runs:
                 copy(run.copies, arrays)
                 self._add_run(adding, run)

@@ -72,7 +72,7 @@ class Tuner:
         communicator = world.communicator()
         if self._ways is None:
             # what was asked for by name is not tried
-            algorithms = () if environment.ALLREDUCE.is_set() else communicator.algorithms
+            algorithms = () if environment.ALLREDUCE.source() else communicator.algorithms
             self._ways = [(0, algorithm) for algorithm in algorithms or ("",)]
             self._begin()
         self._updates += 1

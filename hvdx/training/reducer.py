@@ -153,7 +153,7 @@ class GradientReducer:
             return 0
         if self.fusion_threshold is not None:
             return self.fusion_threshold
-        return int(environment.FUSION_THRESHOLD.read()) if environment.FUSION_THRESHOLD.is_set() else _BUCKET_BYTES
+        return int(environment.FUSION_THRESHOLD.read()) if environment.FUSION_THRESHOLD.source() else _BUCKET_BYTES
 
     def _exchange(
         self, values: list[Any], sizes: list[int] | None, bucket_bytes: int, label: Label, threshold: int

@@ -10,7 +10,7 @@ import numpy as np
 from hvdx.comm.algorithms import ALGORITHMS, measured
 from hvdx.comm.algorithms.channel import Channel
 from hvdx.comm.mpi_library import MPI
-from hvdx.comm.reduce_op import ReduceOp
+from hvdx.comm.reduce_op import UFUNCS, ReduceOp
 from hvdx.errors import MismatchError
 
 PIECE = 1 << 30
@@ -19,9 +19,6 @@ PIECE = 1 << 30
 TUNABLE = ("mpi", "ring", "halving_doubling", "recursive_doubling", "hierarchical")
 """What a search tries; a tree is slower than one of these for every length."""
 
-_UFUNCS = {
-    ReduceOp.SUM: np.add, ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply,
-}  # fmt: skip
 _MPI_OPS = {ReduceOp.SUM: MPI.SUM, ReduceOp.MIN: MPI.MIN, ReduceOp.MAX: MPI.MAX, ReduceOp.PRODUCT: MPI.PROD}
 _TAG = 1
 
@@ -80,7 +77,7 @@ def reduce(channel: MpiChannel, buffer: np.ndarray, op: ReduceOp, choice: str) -
             channel.comm.Allreduce(MPI.IN_PLACE, buffer[start : start + step], _MPI_OPS[op])
         return
     with np.errstate(all="ignore"):  # as MPI: an overflow is an infinity, of which nobody is warned here
-        ALGORITHMS[name].all_reduce(buffer, _UFUNCS[op], channel)
+        ALGORITHMS[name].all_reduce(buffer, UFUNCS[op], channel)
 
 
 def check_choices(choices: Sequence[str]) -> None:

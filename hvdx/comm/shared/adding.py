@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hvdx.comm.reduce_op import ReduceOp, is_half, truncated_quotient
-
-_UFUNCS: dict[ReduceOp, np.ufunc] = {
-    ReduceOp.SUM: np.add, ReduceOp.AVERAGE: np.add, ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum,
-    ReduceOp.PRODUCT: np.multiply,
-}  # fmt: skip
+from hvdx.comm.reduce_op import UFUNCS, ReduceOp, is_half, truncated_quotient
 
 
 @dataclass(frozen=True)
@@ -30,12 +26,12 @@ class Adding:
     dtype: np.dtype
     ranks: int
 
-    @property
+    @functools.cached_property
     def ufunc(self) -> np.ufunc:
         """What puts two numbers together."""
-        return _UFUNCS[self.op]
+        return UFUNCS[self.op]
 
-    @property
+    @functools.cached_property
     def wide(self) -> np.dtype | None:
         """The dtype that accumulates, where it is not the tensors' own."""
         if is_half(self.dtype):
@@ -49,7 +45,7 @@ class Adding:
         """Whether numbers are divided after the addition of all: an average of integers."""
         return self.op is ReduceOp.AVERAGE and self.dtype.kind in "iu"
 
-    @property
+    @functools.cached_property
     def scale(self) -> Any:
         """What a number is multiplied by while it is copied: dividing then costs nothing, and no sum overflows."""
         if self.op is ReduceOp.AVERAGE and self.wide is None:

@@ -60,8 +60,7 @@ class HostMemory:
         """Give the files up."""
         for region in (*self.buffers, *self.results, self.place):
             region.close()
-        for bell in self.bells:
-            os.close(bell)
+        _close(self.bells)
         self.bells = []
         self._halves = []
 
@@ -106,10 +105,15 @@ def share(local: Any) -> tuple[HostMemory | None, str]:
     if problem:
         if memory is not None:
             memory.close()
-        for descriptor in descriptors if memory is None else ():
-            os.close(descriptor)
+        else:
+            _close(descriptors)
         return None, problem
     return memory, ""
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _first(problems: list[str]) -> str:
@@ -126,8 +130,7 @@ def _make(size: int) -> list[int]:
         made += [create(f"hvdx-result-{number}") for number in range(RESULTS)]
         made += [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(size)]
     except OSError:
-        for descriptor in made:
-            os.close(descriptor)
+        _close(made)
         raise
     return made
 

@@ -46,6 +46,11 @@ class Work:
         ranks: number of ranks in the world.
         places: how many slices a bucket is cut into.
         place: which of them this rank adds; one that does not exist for none.
+
+    Attributes:
+        starts: the byte at which each bucket begins, one after the other.
+        addings: how the numbers of each are put together.
+        nbytes: of all of them.
     """
 
     plan: fusion.Plan
@@ -53,27 +58,22 @@ class Work:
     ranks: int
     places: int
     place: int
-    starts: list[int] = field(init=False)
-    small: bool = field(init=False)
+    starts: list[int] = field(init=False, default_factory=list)
+    addings: list[Adding] = field(init=False, default_factory=list)
+    nbytes: int = field(init=False, default=0)
     _copies: dict[bool, tuple[np.ndarray, list[Copy]]] = field(init=False, default_factory=dict)
     _chunks: dict[int, tuple[list[np.ndarray], list[list[Chunk]]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.starts = []
-        end = 0
         for bucket in self.plan.buckets:
-            self.starts.append(end)
-            end += fusion.aligned(bucket.nbytes)
-        self.small = end <= SMALL
+            self.starts.append(self.nbytes)
+            self.addings.append(Adding(self.op, bucket.dtype, self.ranks))
+            self.nbytes += fusion.aligned(bucket.nbytes)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all buckets, one after the other."""
-        return (self.starts[-1] + fusion.aligned(self.plan.buckets[-1].nbytes)) if self.starts else 0
-
-    def adding(self, number: int) -> Adding:
-        """Return how the numbers of a bucket are put together."""
-        return Adding(self.op, self.plan.buckets[number].dtype, self.ranks)
+    def small(self) -> bool:
+        """Whether every rank adds everything for itself."""
+        return self.nbytes <= SMALL
 
     def slice(self, number: int) -> tuple[int, int]:
         """Return the bytes of a bucket that this rank adds."""
@@ -131,7 +131,7 @@ class Work:
         if piece.whole:
             [shape] = (slot.shape for slot in bucket.slots if slot.index == piece.index)
             view = view.reshape(shape)
-        return piece.index, piece.first, piece.last, piece.whole, self.adding(number).scale, view
+        return piece.index, piece.first, piece.last, piece.whole, self.addings[number].scale, view
 
 
 def copy(copies: Sequence[Copy], arrays: Sequence[np.ndarray]) -> None:

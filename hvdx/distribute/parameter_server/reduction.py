@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdx.comm.reduce_op import ReduceOp, is_half, require_reducible
+from hvdx.comm.reduce_op import UFUNCS, ReduceOp, is_half, require_reducible, truncated_quotient
 from hvdx.errors import GradientError
 
 
@@ -107,22 +107,17 @@ def reduced(arrays: Sequence[np.ndarray], op: ReduceOp) -> np.ndarray:
     require_reducible(dtype, op)
     if op is ReduceOp.AVERAGE and dtype.kind in "iu":
         wide = [array.astype(np.uint64 if dtype.kind == "u" else np.int64) for array in arrays]
-        total = reduce(np.add, wide)
-        quotient = np.abs(total) // len(arrays) if dtype.kind == "i" else total // np.uint64(len(arrays))
-        return (np.sign(total) * quotient if dtype.kind == "i" else quotient).astype(dtype)
+        return truncated_quotient(reduce(np.add, wide), len(arrays)).astype(dtype)
     if op is ReduceOp.AVERAGE:
         share = 1.0 / len(arrays)
         total = _scaled(arrays[0], share)
         for array in arrays[1:]:
             total += _scaled(array, share)
         return total.astype(dtype)
-    function: Any = _FUNCTIONS[op]
+    function: Any = UFUNCS[op]
     with np.errstate(over="ignore"):
         result = reduce(function, [array.astype(np.float32) if is_half(dtype) else array for array in arrays])
     return np.asarray(result).astype(dtype)
-
-
-_FUNCTIONS = {ReduceOp.SUM: np.add, ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply}
 
 
 def _scaled(array: np.ndarray, share: float) -> np.ndarray:
