@@ -20,6 +20,7 @@ from hvdx.distribute.batch_norm import averaged_on_reading
 from hvdx.distribute.between_ranks import gather, is_mean, own
 from hvdx.distribute.cross_device import CrossDeviceOps
 from hvdx.distribute.description import Description
+from hvdx.distribute.estimator_input import all_or_none, whole_steps
 from hvdx.distribute.extended import BetweenRanks
 from hvdx.distribute.mirrored_update import reduce_in_replica, update_in_replica
 from hvdx.distribute.mirrored_variables import started
@@ -151,6 +152,12 @@ class MirroredExtended(BetweenRanks, _Extended):
 
     def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
         return replica_id + world.rank() * len(self._devices)
+
+    # -- input of Estimators ---------------------------------------------------------------------------------------
+
+    def _make_input_fn_iterator(self, input_fn: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
+        read = whole_steps(input_fn, len(self._devices))
+        return all_or_none(super()._make_input_fn_iterator(read, *args, **kwargs))
 
     # -- variables -------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ def test_mpirun(tmp_path: Path) -> None:
     command = [str(PROGRAMS / "mpirun"), *options, sys.executable, PROGRAM, str(tmp_path / "model"), "whole"]
     job = run(command, HVDX_LOG="info")
     check(job)
-    assert communicator(job) == "mpi"
+    assert communicator(job) == "shared_memory"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not built here")

@@ -45,6 +45,11 @@ def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> A
     return estimator.EstimatorSpec(mode, loss=loss, train_op=update)
 
 
+def even() -> Any:
+    """Four batches, which two devices take in two steps."""
+    return models.eval_input().take(4)
+
+
 def run(folder: str) -> dict[str, Any]:
     """Train and evaluate with each optimizer on one device and on two; return the metrics and variables."""
     found: dict[str, Any] = {}
@@ -59,14 +64,20 @@ def run(folder: str) -> dict[str, Any]:
             mine = estimator.Estimator(model_fn, place, config, {"optimizer": name})
             if name == "v1-wrapped":  # and through the executor of hvdx
                 train = estimator.TrainSpec(read, max_steps=models.STEPS)
-                test = estimator.EvalSpec(models.eval_input, steps=None, throttle_secs=0)
+                test = estimator.EvalSpec(even, steps=None, throttle_secs=0)
                 metrics, _ = estimator.train_and_evaluate(mine, train, test)
             else:
                 mine.train(read, max_steps=models.STEPS)
-                metrics = mine.evaluate(models.eval_input)
+                metrics = mine.evaluate(even)
             values = [mine.get_variable_value(variable).tolist() for variable in ("kernel", "bias")]
-            found.setdefault(name, []).append([{key: float(value) for key, value in metrics.items()}, values])
+            found.setdefault(name, []).append([_floats(metrics), values])
+    # Of five batches, two devices use four, and say so.
+    found["odd"] = [_floats(mine.evaluate(models.eval_input)) for _ in range(10)]
     return found
+
+
+def _floats(metrics: dict[str, Any]) -> dict[str, float]:
+    return {key: float(value) for key, value in metrics.items()}
 
 
 PROGRAM = """
@@ -86,7 +97,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ended = subprocess.run(command, cwd=ROOT, text=True, timeout=200, capture_output=True)
     lines = [line for line in ended.stdout.splitlines() if line.startswith("FOUND ")]
     assert lines, ended.stdout + ended.stderr[-3000:]
-    return dict(json.loads(lines[0].removeprefix("FOUND ")))
+    return {**json.loads(lines[0].removeprefix("FOUND ")), "said": ended.stderr}
 
 
 @pytest.mark.timeout(220)
@@ -97,3 +108,10 @@ def test_two_devices_equal_one(found: dict[str, Any], name: str) -> None:
     assert metrics["mae"] == pytest.approx(wanted["mae"], rel=1e-5)
     for value, weight in zip(values, weights, strict=True):
         assert [*tf.nest.flatten(value)] == pytest.approx([*tf.nest.flatten(weight)], rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.timeout(220)
+def test_a_step_that_not_all_devices_can_make_is_not_made(found: dict[str, Any]) -> None:
+    metrics = found[list(OPTIMIZERS)[-1]][1][0]
+    assert all(odd == pytest.approx(metrics) for odd in found["odd"])
+    assert found["said"].count("no multiple of the 2 devices, which take one each in a step: the last 1 ") == 10

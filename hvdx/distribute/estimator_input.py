@@ -1,0 +1,67 @@
+"""What an Estimator reads under a mirrored strategy: a batch a device in each step, or the step is not made at all.
+
+TensorFlow fetches the devices' batches one by one. Where the last step finds one for some devices only, the others may
+have added theirs to the metrics by then, or not: two evaluations of one model give two results. Here every device
+waits until all have a batch, so a result is that of the whole steps, and the batches left over are told of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from hvdx.logs import log
+
+
+def whole_steps(input_fn: Callable[[Any], Any], devices: int) -> Callable[[Any], Any]:
+    """Return an Estimator's input function that warns where its batches do not fill the last step.
+
+    Args:
+        input_fn: takes an InputContext and returns a dataset, or a callable that returns tensors.
+        devices: how many batches a step takes.
+    """
+
+    def read(context: Any) -> Any:
+        result = input_fn(context)
+        if isinstance(result, tf.data.Dataset):
+            _tell(result, devices)
+        return result
+
+    return read
+
+
+def _tell(dataset: tf.data.Dataset, devices: int) -> None:
+    left = _batches(dataset) % devices
+    if left:
+        log.warning(
+            "the batches of the input_fn are no multiple of the %d devices, which take one each in a step: the last %d "
+            "are not used. Give a multiple, or evaluate on one device (RunConfig without eval_distribute)",
+            devices,
+            left,
+        )
+
+
+def _batches(dataset: tf.data.Dataset) -> int:
+    """Return how many batches a dataset of a bare graph has; 0 where that is not known."""
+    try:
+        with tf.compat.v1.Session() as session:
+            return max(0, int(session.run(dataset.cardinality())))
+    except tf.errors.OpError:  # it is made from variables, which have no value yet
+        return 0
+
+
+def all_or_none(iterator: Any) -> Any:
+    """Return an Estimator's iterator, just made by TensorFlow, whose devices get a batch together or not at all."""
+    cls = type(iterator)
+    iterator.__class__ = type(cls.__name__, (cls,), {"get_next": _get_next, "__module__": cls.__module__})
+    return iterator
+
+
+def _get_next(iterator: Any, name: str | None = None) -> Any:
+    values = super(type(iterator), iterator).get_next(name)
+    parts = tf.nest.flatten(values, expand_composites=True)
+    with tf.control_dependencies(parts):
+        together = [tf.identity(part) for part in parts]
+    return tf.nest.pack_sequence_as(values, together, expand_composites=True)
