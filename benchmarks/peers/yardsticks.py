@@ -1,9 +1,10 @@
 """What the others are measured against: raw MPI, the floor that memory sets, and an empty tf.function.
 
 - `raw MPI`: one MPI_Allreduce in place of a packed buffer of as many bytes, without TensorFlow, packing or averaging.
-- `memory floor`: what no reduction can do without: one copy of what the other ranks need of the gradients, (N - 1)/N of
-  them, and this rank's share of the additions, 1/N of the numbers of all ranks, in pieces that stay in the cache, and
-  scaled. Nothing waits, and no result is read by anybody.
+- `memory floor`: one copy of the gradients, as into a fusion buffer, and this rank's share of the additions, 1/N of the
+  numbers of all ranks, in pieces that stay in the cache, and scaled. Nothing waits, and no result is read by anybody.
+- `memory floor, own share left`: the same, but only what the other ranks need is copied, (N - 1)/N of the gradients;
+  there is nothing more to be saved.
 - `empty tf.function`: a function that returns its tensors as they are, which is what calling it costs.
 """
 
@@ -31,7 +32,8 @@ def start(argument: str) -> Session:
     def ways(shapes: Shapes) -> dict[str, Way]:
         made = {name: Way(_raw(world, shapes))}
         if not argument:
-            made["memory floor"] = Way(_floor(shapes, world.rank, world.size))
+            made["memory floor"] = Way(_floor(shapes, world.rank, world.size, copied=world.size))
+            made["memory floor, own share left"] = Way(_floor(shapes, world.rank, world.size, copied=world.size - 1))
             made["empty tf.function"] = Way(_empty(shapes, world.rank))
         return made
 
@@ -47,13 +49,14 @@ def _raw(world: Any, shapes: Shapes) -> Callable[[], None]:
     return reduce
 
 
-def _floor(shapes: Shapes, rank: int, size: int) -> Callable[[], None]:
+def _floor(shapes: Shapes, rank: int, size: int, copied: int) -> Callable[[], None]:
     tensors = [gradient(index, shape, rank).reshape(-1) for index, shape in enumerate(shapes)]
     count = sum(tensor.size for tensor in tensors)
     share = -(-count // size)
-    copies = parts(tensors, 0, count - share, np.zeros(count, np.float32))
+    packed = np.zeros(count, np.float32)
+    copies = parts(tensors, 0, count if copied == size else count - share, packed)
     total = np.zeros(share, np.float32)
-    mine = parts(tensors, count - share, count, total)
+    mine = parts([packed] if copied == size else tensors, count - share, count, total)
     others = [np.ones(share, np.float32) for _ in range(size - 1)]
     scale = np.float32(1 / size)
 

@@ -98,6 +98,23 @@ def test_hosts_that_one_machine_pretends_to_be(world: Any, buffers: MpiBuffers) 
         np.testing.assert_allclose(buffer, reference, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("alone", [True, False], ids=["a host each", "the last on its own"])
+def test_pieces_of_two_sizes_are_on_their_way(
+    world: Any, buffers: MpiBuffers, monkeypatch: pytest.MonkeyPatch, name: str, alone: bool
+) -> None:
+    for constant, value in (("WITHIN", 4096), ("BETWEEN", 1024), ("WINDOW", 8192)):
+        monkeypatch.setattr(over_mpi, constant, value)
+    size, rank = world.size(), world.rank()
+    channel = over_mpi.MpiChannel(buffers.comm, None if alone else ["a"] * (size - 1) + ["b"])
+    for length in (1, 255, 20_003):
+        buffer = random(rank, length)
+        over_mpi.reduce(channel, buffer, ReduceOp.SUM, name)
+        reference = np.sum([random(r, length) for r in range(size)], axis=0)
+        np.testing.assert_allclose(buffer, reference, rtol=1e-4, atol=1e-5)
+        assert len({one.tobytes() for one in world.allgather_object(buffer)}) == 1
+
+
 def test_messages_larger_than_mpi_can_count(world: Any, buffers: MpiBuffers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(over_mpi, "PIECE", 1000)
     for choice in ("mpi", *ALGORITHMS):

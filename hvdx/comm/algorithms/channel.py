@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,6 +12,10 @@ NOTHING = np.empty(0, np.uint8)
 
 SEGMENT = 1 << 20
 """Bytes that are received before they are reduced: they are still in the cache then, and need no more scratch."""
+
+
+Take = Callable[[int, np.ndarray], None]
+"""Gets the index of the first of some numbers that came, and the numbers, which are gone when it returns."""
 
 
 class Channel(abc.ABC):
@@ -41,6 +45,29 @@ class Channel(abc.ABC):
         if send.size or receive.size:
             self._move(send, destination, receive, source)
 
+    def exchange(self, send: np.ndarray, destination: int, count: int, source: int, take: Take) -> None:
+        """Send one contiguous array while another of the same dtype comes, and is taken in segments, in their order.
+
+        Args:
+            send: it may be changed by `take`, up to where what is taken ends.
+            destination: who gets it; it must call this method, too.
+            count: how many numbers come.
+            source: who sends them, by this method.
+            take: gets what came, as soon as as many numbers of `send` have left.
+        """
+        self.bytes_sent += send.nbytes
+        if send.size or count:
+            self._exchange(send, destination, count, source, take)
+
+    def _exchange(self, send: np.ndarray, destination: int, count: int, source: int, take: Take) -> None:
+        step = max(1, SEGMENT // send.dtype.itemsize)
+        scratch = np.empty(min(step, count), send.dtype)
+        for start in range(0, max(send.size, count), step):
+            received = scratch[: max(0, min(step, count - start))]
+            self._move(send[start : start + step], destination, received, source)
+            if received.size:
+                take(start, received)
+
     @abc.abstractmethod
     def _move(self, send: np.ndarray, destination: int, receive: np.ndarray, source: int) -> None:
         """Do it; `send` or `receive`, but not both, may be empty, and its peer must not be looked at then."""
@@ -61,6 +88,9 @@ class Group(Channel):
 
     def _move(self, send: np.ndarray, destination: int, receive: np.ndarray, source: int) -> None:
         self._channel.sendrecv(send, self._members[destination], receive, self._members[source])
+
+    def _exchange(self, send: np.ndarray, destination: int, count: int, source: int, take: Take) -> None:
+        self._channel.exchange(send, self._members[destination], count, self._members[source], take)
 
 
 def exchange_and_reduce(
@@ -85,24 +115,18 @@ def exchange_and_reduce(
         mine_first: whether `mine` is the left operand. Both orders give the same sum, but not the same minimum of
             0.0 and -0.0, nor the same NaN; with one order for all, all ranks hold the same bits.
     """
-    step = _step(mine)
-    scratch = np.empty(min(step, mine.size), mine.dtype)
-    for start in range(0, max(send.size, mine.size), step):
-        target = mine[start : start + step]
-        received = scratch[: target.size]
-        channel.sendrecv(send[start : start + step], destination, received, source)
+
+    def take(start: int, received: np.ndarray) -> None:
+        target = mine[start : start + received.size]
         left, right = (target, received) if mine_first else (received, target)
         op(left, right, out=target)
+
+    channel.exchange(send if send.size else mine[:0], destination, mine.size, source, take)
 
 
 def send_to_reduce(channel: Channel, send: np.ndarray, destination: int) -> None:
     """Send an array to a rank that reduces it by `exchange_and_reduce` and sends nothing itself."""
-    for start in range(0, send.size, _step(send)):
-        channel.sendrecv(send[start : start + _step(send)], destination, NOTHING, channel.rank)
-
-
-def _step(array: np.ndarray) -> int:
-    return max(1, SEGMENT // array.dtype.itemsize)
+    channel.exchange(send, destination, 0, channel.rank, lambda start, received: None)
 
 
 def bounds(count: int, parts: int) -> list[int]:

@@ -2,7 +2,9 @@
 
     hvdxrun -np 4 python benchmarks/measure_algorithms.py --write
 
-Where nothing was measured for an MPI library and a number of ranks on each host, MPI's own all-reduce is used.
+Where nothing was measured for an MPI library and a number of ranks on each host, MPI's own all-reduce is used; but
+for long buffers of two ranks on two hosts, which need one exchange only, and that in pieces: then other pairs of the
+same hosts can use the link as well.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ FALLBACK = "mpi"
 
 Thresholds = tuple[tuple[int, ...], tuple[str, ...]]
 """From how many bytes on which algorithm is used, in rising order; the first number is 0."""
+
+_UNMEASURED: dict[tuple[int, ...], Thresholds] = {(1, 1): ((0, 1 << 20), (FALLBACK, "recursive_doubling"))}
 
 
 def ranks_per_host(hosts: Sequence[int]) -> tuple[int, ...]:
@@ -39,7 +43,7 @@ def lookup(library: str, topology: tuple[int, ...], path: Path = PATH) -> Thresh
     for row in read(path):
         if row["library"] == library and tuple(row["ranks per host"]) == topology:
             return to_thresholds(row["from bytes"])
-    return (0,), (FALLBACK,)
+    return _UNMEASURED.get(topology, ((0,), (FALLBACK,)))
 
 
 def read(path: Path = PATH) -> list[dict[str, Any]]:

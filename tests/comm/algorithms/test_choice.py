@@ -51,6 +51,7 @@ def test_a_row_replaces_that_of_the_same_topology_and_is_found(tmp_path: Path) -
     assert measured.lookup("MPICH", (2, 2), path) == ((0, 100), ("mpi", "ring"))
     assert measured.lookup("MPICH", (4,), path) == ((0,), ("tree",))
     assert measured.lookup("Open MPI", (4,), path) == ((0,), ("mpi",))
+    assert measured.choose(measured.lookup("Open MPI", (1, 1), path), 1 << 20) == "recursive_doubling"
 
 
 def test_the_table_of_the_package_can_be_used() -> None:
