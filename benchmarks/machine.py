@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 SETTINGS = ("HOROVOD_", "HVDX_", "OMPI_MCA_", "I_MPI_", "MPICH_", "FI_", "UCX_", "TF_", "OMP_", "KERAS_")
+OTHERS = ("TF_CLI_", "TF_VAR_", "TF_CONFIG")  # Terraform's; and what each job gets of its own
 QUIET_SECONDS = 3.0
 BUSY_LIMIT = 0.1
 """Share of the machine that may be in use before anything is started."""
@@ -60,5 +61,10 @@ def facts() -> dict[str, object]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "load before": list(os.getloadavg()),
-        "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith(SETTINGS)},
+        "settings": {name: value for name, value in sorted(os.environ.items()) if is_setting(name)},
     }
+
+
+def is_setting(name: str) -> bool:
+    """Return whether an environment variable changes how the libraries work."""
+    return name.startswith(SETTINGS) and not name.startswith(OTHERS)

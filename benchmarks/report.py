@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plots
-from benchmarks.machine import BUSY_LIMIT
+from benchmarks.machine import BUSY_LIMIT, is_setting
 from benchmarks.summary import SPREAD_LIMIT, Quartiles, Section, exchange_share, images_per_second
 from benchmarks.targets import SUBJECTS, TARGETS, Verdict, What, judge
 
@@ -72,15 +72,20 @@ def run_noise(facts: Mapping[str, Any]) -> list[str]:
 
 
 def unusable(facts: Mapping[str, Any], sections: Sequence[Section]) -> list[str]:
-    """Return why a run is no result; empty where it is one. Only hvdx and what it is compared with must be steady."""
+    """Return why a run is no result; empty where it is one."""
     reasons = run_noise(facts)
     if not sections:
         reasons.append("nothing was measured")
     for section in sections:
-        reasons += [f"{section.setting}, {section.workload}: {reason}" for reason in section.noise()]
-    for verdict in (judge(target, sections) for target in TARGETS):
-        where = f"{verdict.target.setting}, {verdict.target.workload}"
-        reasons += [f"{where}: {way} is unsteady" for way in verdict.unsteady]
+        reasons += [f"{section.setting}, {section.workload}: {reason}" for reason in section_noise(section)]
+    return reasons
+
+
+def section_noise(section: Section) -> list[str]:
+    """Return why a section is no result; empty where it is one. Only what a target compares must be steady."""
+    reasons = section.noise()
+    for verdict in (judge(target, [section]) for target in TARGETS):
+        reasons += [f"{way} is unsteady" for way in verdict.unsteady]
     return list(dict.fromkeys(reasons))
 
 
@@ -95,7 +100,7 @@ def markdown(
     reasons = unusable(facts, sections)
     parts = [f"# Benchmark of {facts['date']}"]
     if reasons:
-        parts.append("**This run is NOT a result**, and its numbers are to be quoted nowhere: it was noisy.\n"
+        parts.append("**This run is NOT a result** where it was noisy, and those numbers are to be quoted nowhere.\n"
                      "Repeat it on a quiet machine.\n\n" + "\n".join(f"- {reason}" for reason in reasons))  # fmt: skip
     parts += [machine_text(facts, versions), targets_table(verdicts)]
     parts += [section_text(section) for section in sections]
@@ -108,7 +113,7 @@ def markdown(
 def machine_text(facts: Mapping[str, Any], versions: Mapping[str, Mapping[str, str]]) -> str:
     """Return what the numbers depend on."""
     load = ", ".join(f"{value:.2f}" for value in facts["load before"])
-    settings = ", ".join(f"{name}={value}" for name, value in facts["settings"].items()) or "none"
+    settings = ", ".join(f"{name}={value}" for name, value in facts["settings"].items() if is_setting(name)) or "none"
     lines = [
         "## Machine",
         "",

@@ -11,7 +11,7 @@ from benchmarks.catalogue import REDUCTIONS, TRAININGS, Homes, Kind
 from benchmarks.workloads import GRADIENT_SETS, ROOT, SIZES, Workload, gradient_sets, size_name, sizes
 
 RESULTS = ROOT / "benchmarks" / "results"
-FIT_STEPS = 100
+FIT_STEPS = 300
 FIT_IMAGES = 32
 JUDGED = ("ResNet-50", "small CNN", "VGG-16", "Transformer")
 CORE = ("yardsticks", "hvdx shared_memory", "hvdx mpi", "Horovod Open MPI", "Horovod Gloo")

@@ -1,7 +1,9 @@
-"""Fills the tables of a document from a run: `python -m benchmarks.tables benchmark.json docs/benchmarks.md`.
+"""Fills the tables of a document from runs: `python -m benchmarks.tables benchmark.json [...] docs/benchmarks.md`.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. NAME is "machine", "targets", or a setting
-and a workload, such as "2 ranks, ResNet-50". A noisy run is refused, and so is one that lacks a table.
+and a workload, such as "2 ranks, ResNet-50". Each setting and workload is taken whole from the first run in which it is
+a result; where it is one in none, the table says why not. A run on a busy machine is refused, and so are runs that lack
+a table. They must be of one machine; its facts are those of the first.
 """
 
 from __future__ import annotations
@@ -25,34 +27,50 @@ class RefusedError(ValueError):
     """A run from which no document may be filled."""
 
 
-def fill(text: str, run: dict[str, Any]) -> str:
+def fill(text: str, runs: Sequence[dict[str, Any]]) -> str:
     """Return a document with its tables filled.
 
     Args:
         text: the document.
-        run: what benchmark.json holds.
+        runs: what each benchmark.json holds.
 
     Raises:
-        RefusedError: the run is noisy, or lacks a table.
+        RefusedError: the machine was busy before a run, the runs are of different machines, or they lack a table.
     """
-    if not run["result"]:
-        raise RefusedError(f"this run is not a result: {'; '.join(run['why not'])}")
-    tables = _tables(run)
+    noise = [reason for run in runs for reason in report.run_noise(run["machine"])]
+    if noise:
+        raise RefusedError(f"this run is not a result: {'; '.join(noise)}")
+    machines = {tuple(run["machine"][fact] for fact in ("processor", "cores", "memory", "system")) for run in runs}
+    if len(machines) > 1:
+        raise RefusedError(f"the runs are of different machines: {sorted(machines)}")
+    tables = _tables(runs)
     names = [match[2] for match in TABLE.finditer(text)]
     if not names:
         raise RefusedError("the document has no place for a table: <!-- table: NAME --> ... <!-- end of table -->")
     absent = [name for name in names if name not in tables]
     if absent:
-        raise RefusedError(f"this run has no {', '.join(map(repr, absent))}; it has {', '.join(map(repr, tables))}")
+        raise RefusedError(f"there is no {', '.join(map(repr, absent))} in it; there is {', '.join(map(repr, tables))}")
     return TABLE.sub(lambda match: f"{match[1]}{_without_title(tables[match[2]])}\n{match[3]}", text)
 
 
-def _tables(run: dict[str, Any]) -> dict[str, str]:
-    sections = [Section.from_json(facts) for facts in run["sections"]]
-    tables = {f"{section.setting}, {section.workload}": report.section_text(section) for section in sections}
-    tables["machine"] = report.machine_text(run["machine"], run["versions"])
-    tables["targets"] = report.targets_table([judge(target, sections) for target in TARGETS])
+def _tables(runs: Sequence[dict[str, Any]]) -> dict[str, str]:
+    chosen: dict[str, Section] = {}
+    for run in runs:
+        for section in map(Section.from_json, run["sections"]):
+            name = f"{section.setting}, {section.workload}"
+            if name not in chosen or (report.section_noise(chosen[name]) and not report.section_noise(section)):
+                chosen[name] = section
+    tables = {name: _section(section) for name, section in chosen.items()}
+    tables["machine"] = report.machine_text(runs[0]["machine"], runs[0]["versions"])
+    tables["targets"] = report.targets_table([judge(target, list(chosen.values())) for target in TARGETS])
     return tables
+
+
+def _section(section: Section) -> str:
+    reasons = report.section_noise(section)
+    if reasons:
+        return f"## \n\nThis part of the run is not a result: {'; '.join(reasons)}."
+    return report.section_text(section)
 
 
 def _without_title(text: str) -> str:
@@ -63,11 +81,12 @@ def _without_title(text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fill a document; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="benchmark.json")
+    parser.add_argument("run", type=Path, nargs="+", help="benchmark.json")
     parser.add_argument("document", type=Path)
     options = parser.parse_args(arguments)
     try:
-        options.document.write_text(fill(options.document.read_text(), json.loads(options.run.read_text())))
+        runs = [json.loads(run.read_text()) for run in options.run]
+        options.document.write_text(fill(options.document.read_text(), runs))
     except RefusedError as error:
         print(f"{options.document} stays as it is: {error}", file=sys.stderr)
         return 1

@@ -83,7 +83,7 @@ class Verdict:
         verdict: "met", "NOT met", "not judged: ..." or "not measured: ...".
         subject, rival: the ways that were compared, where they were.
         ratio: what was found, where it was.
-        unsteady: those of the two whose rounds differ too much.
+        unsteady: those of the two whose rounds differ too much to tell.
     """
 
     target: Target
@@ -117,7 +117,9 @@ def judge(target: Target, sections: Sequence[Section], noise: Sequence[str] = ()
     if absent:
         return Verdict(target, f"not measured: {' and '.join(absent)} is missing", subject)
     ratio = _ratio(target, section, subject, rival)
-    unsteady = tuple(section.unsteady(*filter(None, (subject, rival))))
+    # Where even the quartiles of the ratio are on one side of the limit, it does not matter how unsteady a peer is.
+    doubtful = len({_reached(target, value) for value in ratio}) > 1
+    unsteady = tuple(section.unsteady(*filter(None, (subject, rival)))) if doubtful else ()
     reasons = [*noise, *section.noise(), *(f"{way} is unsteady" for way in unsteady)]
     verdict = "met" if _reached(target, ratio.middle) else "NOT met"
     if reasons:

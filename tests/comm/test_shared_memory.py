@@ -99,6 +99,26 @@ def test_steps_use_one_buffer_and_one_result_of_the_host(world: Any) -> None:
     assert max(result.held for result in memory.results) <= 1.01 * nbytes
 
 
+@pytest.mark.parametrize(("count", "meetings"), [(1000, 1), (COUNT, 2)], ids=["small", "large"])
+def test_agreeing_takes_no_round_trip_of_its_own(
+    world: Any, monkeypatch: pytest.MonkeyPatch, count: int, meetings: int
+) -> None:
+    """Ranks meet when all have packed, with their signatures, and where each adds a slice, when all have added."""
+    communicator: Any = hvd.world.communicator()
+    tensors = [tf.constant(values(hvd.rank(), count, "float32")), tf.constant([1.0, 2.0])]
+    step = tf.function(lambda: communicator.grouped_allreduce(tensors, hvd.Sum, Label("tensors"), 1 << 27))
+    for _ in range(3):
+        result = step()  # memory is reserved, also for a result beside the one that is still held
+    board, posted = communicator._memory.board, []
+    post = board.post
+    monkeypatch.setattr(board, "post", lambda *row: (posted.append(len(row)), post(*row))[1])
+    for _ in range(3):
+        result = step()
+    assert len(posted) == 3 * meetings
+    assert posted[::meetings] == [1] * 3  # the signature, with which the first meeting begins
+    np.testing.assert_allclose(result[0], expected(count, "float32", hvd.Sum), rtol=1e-5, atol=1e-6)
+
+
 def test_nobody_can_write_to_a_lent_result(world: Any) -> None:
     [result] = reduce([tf.constant(values(world.rank(), COUNT, "float32"))], hvd.Sum)
     address = result._numpy().__array_interface__["data"][0]
