@@ -193,7 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the files")
     options = parser.parse_args(argv)
     comm: Any = MPI.COMM_WORLD
-    busy = comm.bcast(busy_before() if comm.Get_rank() == 0 else None)
+    comm.Barrier()
+    busy = comm.bcast(busy_before())  # on every rank: one that waited for the answer would be busy itself
     try:
         if busy > BUSY_LIMIT and not options.even_if_busy:
             if comm.Get_rank() == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,11 @@ MARKS = "os^DvP*X<>"
 DOTS_PER_INCH = 130
 
 
-def draw(sections: Sequence[Section], folder: Path, note: str = "") -> list[Path]:
+Note = Callable[[Section], str]
+"""Gives what is to stand in a section's title, such as that it is too noisy to be a result; empty for nothing."""
+
+
+def draw(sections: Sequence[Section], folder: Path, note: Note) -> list[Path]:
     """Draw what the sections allow; returns the files.
 
     Raises:
@@ -49,7 +53,7 @@ def color(way: str) -> str:
     return next((shade for name, shade in COLORS.items() if way.removeprefix("fit: ").startswith(name)), "#777777")
 
 
-def _sizes(sections: Sequence[Section], path: Path, note: str) -> Path:
+def _sizes(sections: Sequence[Section], path: Path, note: Note) -> Path:
     """Draw times over sizes, both logarithmic, with the quartiles as a band."""
     import matplotlib.pyplot as plt
 
@@ -78,12 +82,12 @@ def _sizes(sections: Sequence[Section], path: Path, note: str) -> Path:
     axes.set_xticks(ticks, [section.workload for section in ordered], rotation=45, fontsize=8)
     axes.set_xlabel("size of the tensor")
     axes.set_ylabel("milliseconds (median; band: quartiles)")
-    _finish(axes, f"All-reduce of one tensor, {ordered[0].setting}", note)
+    _finish(axes, f"All-reduce of one tensor, {ordered[0].setting}", next(filter(None, map(note, ordered)), ""))
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
     return _save(figure, path)
 
 
-def _dots(sections: Sequence[Section], path: Path, note: str) -> Path:
+def _dots(sections: Sequence[Section], path: Path, note: Note) -> Path:
     """Draw the time of each gradient set, the fastest on top."""
     import matplotlib.pyplot as plt
 
@@ -94,12 +98,12 @@ def _dots(sections: Sequence[Section], path: Path, note: str) -> Path:
     for section, axes in zip(sections, every[:, 0], strict=True):
         times = {way: Quartiles(*(1e3 * value for value in section.time(way))) for way in section.seconds}
         _row_of_dots(axes, dict(sorted(times.items(), key=lambda item: -item[1].middle)))
-        _finish(axes, f"{section.workload}, {section.setting}", note)
+        _finish(axes, f"{section.workload}, {section.setting}", note(section))
     every[-1, 0].set_xlabel("milliseconds (median; line: quartiles)")
     return _save(figure, path)
 
 
-def _rates(section: Section, path: Path, note: str) -> Path:
+def _rates(section: Section, path: Path, note: Note) -> Path:
     """Draw images a second of `fit`, the fastest on top."""
     import matplotlib.pyplot as plt
 
@@ -107,7 +111,7 @@ def _rates(section: Section, path: Path, note: str) -> Path:
     rates = {way.removeprefix("fit: "): rate for way, rate in images_per_second(section).items()}
     _row_of_dots(axes, dict(sorted(rates.items(), key=lambda item: item[1].middle)))
     axes.set_xlabel("images a second, all ranks together (median; line: quartiles)")
-    _finish(axes, f"{section.workload}: {section.setting}", note)
+    _finish(axes, f"{section.workload}: {section.setting}", note(section))
     return _save(figure, path)
 
 

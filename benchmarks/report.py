@@ -59,7 +59,9 @@ def write(
     files[0].write_text(json.dumps(whole, indent=1) + "\n")
     files[1].write_text(text)
     try:
-        files += plots.draw(sections, folder, "not a result: noisy" if whole["why not"] else "")
+        files += plots.draw(
+            sections, folder, lambda section: "not a result: noisy" if noise or section_noise(section) else ""
+        )
     except ImportError as error:
         text += f"\nNo plots: {error}; `pip install matplotlib` brings what they need.\n"
     return Written(text, files)
