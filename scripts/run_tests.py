@@ -22,6 +22,8 @@ from pathlib import Path
 RUN_LIMIT_SECONDS = 3000.0
 # Below the 90 minutes that CI gives, environments and Horovod's build included, so that the table is always printed.
 PLAN_LIMIT_SECONDS = 4800.0
+# Most of what tests without ranks do is to start jobs and wait for them; a file stays together, with what it shares.
+SIDE_BY_SIDE = ("--numprocesses", "2", "--dist", "loadfile", "--durations", "25")
 # Runs at the same time. More pay off on more cores than two: a run keeps about two busy.
 LANES = 1
 
@@ -48,9 +50,10 @@ class Outcome:
 
 
 def plain(environment: str, *left_out: str) -> Run:
-    """Return the run of the suite with one process, without the folders or files `left_out`."""
+    """Return the run of the suite without ranks, without the folders or files `left_out`; two files at a time."""
     ignored = [f"--ignore={path}" for path in left_out]
-    return Run(f"{environment} plain", (f"{environment}/bin/python", "-m", "pytest", "tests", *ignored))
+    python = f"{environment}/bin/python"
+    return Run(f"{environment} plain", (python, "-m", "pytest", "tests", *SIDE_BY_SIDE, *ignored))
 
 
 def under_mpi(environment: str, ranks: int, comm: str, *paths: str) -> Run:

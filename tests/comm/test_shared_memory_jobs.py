@@ -86,29 +86,61 @@ def test_without_memory_to_share_bytes_travel_by_mpi_and_one_line_says_so(
 @pytest.mark.parametrize("placed", ["hosta:2,hostb:2", "hosta:3,hostb:1"])
 def test_two_hosts_exchange_slices(sums: Path, hosts: TwoHosts, placed: str) -> None:
     """Namespaces stand for the hosts: names and networks of their own, ranks started by ssh."""
-    line = [
-        "-p",
-        str(PORT),
-        "-i",
-        hosts.key,
-        "-np",
-        "4",
-        "-H",
-        placed,
-        "-x",
-        "PYTHONPATH",
-        "-x",
-        YIELD.partition("=")[0],
-    ]
-    done = subprocess.run(
-        hosts.on("hosta", ["env", f"PYTHONPATH={ROOT}", YIELD, *HVDXRUN, *line, sys.executable, str(sums), "0"]),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=150, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    output = _on_two_hosts(hosts, placed, str(sums), "0")
     on_first = int(placed[6])
     for rank in range(4):
         local, size = (rank, on_first) if rank < on_first else (rank - on_first, 4 - on_first)
-        assert f"right {rank} shared_memory {local} {size}" in done.stdout, done.stdout
+        assert f"right {rank} shared_memory {local} {size}" in output, output
+
+
+def _on_two_hosts(hosts: TwoHosts, placed: str, *program: str) -> str:
+    """Run a program on four ranks, and return what it printed."""
+    options = {"-p": str(PORT), "-i": hosts.key, "-np": "4", "-H": placed}
+    line = [word for option in options.items() for word in option]
+    line += ["-x", "PYTHONPATH", "-x", YIELD.partition("=")[0], sys.executable, *program]
+    done = subprocess.run(
+        hosts.on("hosta", ["env", f"PYTHONPATH={ROOT}", YIELD, *HVDXRUN, *line]),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=150, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+FIT = """
+import keras, numpy as np
+import hvdx as hvd
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+random = np.random.default_rng(1)
+x, y = random.normal(size=(64, 300)).astype("float32"), random.normal(size=(64, 1)).astype("float32")
+def trained(optimizer, rows):
+    keras.utils.set_random_seed(2)
+    layers = [keras.layers.Dense(700, "tanh") for _ in range(4)]
+    model = keras.Sequential([keras.Input([300]), *layers, keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", jit_compile=False)
+    model.fit(x[rows], y[rows], batch_size=16 // (64 // len(x[rows])), epochs=2, shuffle=False, verbose=0)
+    return model.get_weights()
+communicator, calls = hvd.world.communicator(), []
+reduce = communicator.grouped_allreduce
+communicator.grouped_allreduce = lambda tensors, *rest: (calls.append(len(tensors)), reduce(tensors, *rest))[1]
+# of each batch of 16, this rank's rows
+mine = np.concatenate([np.arange(start + rank, start + 16, size) for start in range(0, 64, 16)])
+weights = trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)), mine)
+assert len(calls) > 1 and sum(calls) % 10 == 0 and max(calls) < 10, calls
+everybody = hvd.allgather_object([weight.tobytes() for weight in weights])
+assert all(other == everybody[0] for other in everybody)
+for weight, alone in zip(weights, trained(keras.optimizers.SGD(0.05, momentum=0.9), np.arange(64))):
+    np.testing.assert_allclose(weight, alone, atol=2e-6)
+print("equal", rank, communicator.name, calls)
+"""
+
+
+def test_two_hosts_train_in_buckets_as_one_process(tmp_path: Path, hosts: TwoHosts) -> None:
+    """Gradients of 6 MB leave while others are still computed, which is the default between hosts."""
+    program = tmp_path / "fit_program.py"
+    program.write_text(FIT)
+    output = _on_two_hosts(hosts, "hosta:2,hostb:2", str(program))
+    assert all(f"equal {rank} shared_memory" in output for rank in range(4)), output
 
 
 def test_killed_ranks_leave_no_memory(tmp_path: Path) -> None:
