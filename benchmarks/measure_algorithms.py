@@ -15,7 +15,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,22 +73,18 @@ def _time(channel: MpiChannel, buffer: np.ndarray, way: str, calls: int) -> list
 # -- what it means -----------------------------------------------------------------------------------------------------
 
 
-def medians(seconds: Seconds) -> dict[int, dict[str, float]]:
-    """Return the median over the rounds."""
-    return {size: {way: statistics.median(rounds) for way, rounds in of.items()} for size, of in seconds.items()}
-
-
-def thresholds(times: Mapping[int, Mapping[str, float]]) -> dict[str, str]:
+def thresholds(seconds: Seconds) -> dict[str, str]:
     """Return from how many bytes on which way is the fastest, beginning at 0; the switch is half-way between two sizes.
 
-    Args:
-        times: median seconds, by size and way.
+    A way replaces another only where its median is smaller by ADVANTAGE, and the quartiles of both lie apart.
     """
     found: dict[str, str] = {}
     current, before = "mpi", 0
-    for size, of in sorted(times.items()):
-        best = min(of, key=lambda way: of[way])
-        chosen = best if of[best] < (1 - ADVANTAGE) * of[current] else current
+    for size, rounds in sorted(seconds.items()):
+        of = {way: quartiles(times) for way, times in rounds.items()}
+        best = min(of, key=lambda way: of[way].middle)
+        faster = of[best].middle < (1 - ADVANTAGE) * of[current].middle and of[best].high < of[current].low
+        chosen = best if faster else current
         if not found or chosen != current:
             found[str(round((before * size) ** 0.5))] = chosen
         current, before = chosen, size
@@ -161,7 +157,7 @@ def report(channel: MpiChannel, seconds: Seconds, busy: float, options: argparse
         "library": library,
         "ranks per host": list(topology),
         "measured": f"{machine['date']}, {machine['processor']}, {machine['cores']} cores",
-        "from bytes": thresholds(medians(seconds)),
+        "from bytes": thresholds(seconds),
     }
     where = "1 host" if len(topology) == 1 else f"{len(topology)} hosts"
     version = ".".join(map(str, MPI.get_vendor()[1]))

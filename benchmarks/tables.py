@@ -40,9 +40,14 @@ def fill(text: str, runs: Sequence[dict[str, Any]]) -> str:
     noise = [reason for run in runs for reason in report.run_noise(run["machine"])]
     if noise:
         raise RefusedError(f"this run is not a result: {'; '.join(noise)}")
-    machines = {tuple(run["machine"][fact] for fact in ("processor", "cores", "memory", "system")) for run in runs}
-    if len(machines) > 1:
-        raise RefusedError(f"the runs are of different machines: {sorted(machines)}")
+    for fact in ("processor", "cores", "memory", "system", "settings"):
+        found = [run["machine"][fact] for run in runs]
+        if any(other != found[0] for other in found):
+            raise RefusedError(f"the runs are of different machines or settings, {fact}: {found}")
+    for job in {job for run in runs for job in run["versions"]}:
+        found = [run["versions"][job] for run in runs if job in run["versions"]]
+        if any(other != found[0] for other in found):
+            raise RefusedError(f"the runs are of different versions, {job}: {found}")
     tables = _tables(runs)
     names = [match[2] for match in TABLE.finditer(text)]
     if not names:

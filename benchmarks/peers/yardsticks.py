@@ -3,8 +3,7 @@
 - `raw MPI`: one MPI_Allreduce in place of a packed buffer of as many bytes, without TensorFlow, packing or averaging.
 - `memory floor`: one copy of the gradients, as into a fusion buffer, and this rank's share of the additions, 1/N of the
   numbers of all ranks, in pieces that stay in the cache, and scaled. Nothing waits, and no result is read by anybody.
-- `memory floor, own share left`: the same, but only what the other ranks need is copied, (N - 1)/N of the gradients;
-  there is nothing more to be saved.
+- `memory floor, own share left`: the same, but only what the other ranks need is copied, (N - 1)/N of the gradients.
 - `empty tf.function`: a function that returns its tensors as they are, which is what calling it costs.
 """
 

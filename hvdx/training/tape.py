@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import tensorflow as tf
 
+from hvdx import environment, world
 from hvdx.comm.reduce_op import ReduceOp
 from hvdx.compression import Codec, Compression
 from hvdx.errors import OptimizerError
+from hvdx.logs import log
 from hvdx.ops.convert import to_tensor
 from hvdx.ops.xla import refuse_inside_xla
 from hvdx.training.reducer import GradientReducer
@@ -84,6 +87,7 @@ class DistributedGradientTape:
                 target, [_watched(source) for source in flat], output_gradients, unconnected_gradients
             )
             named = [_named(source) for source in flat]
+            _say_that_tapes_do_not_search()
             if reduces_by_itself():
                 reduced = current().extended.hvdx_reduce(gradients, named, self._reducer)
             else:
@@ -96,6 +100,15 @@ class DistributedGradientTape:
         if getattr(self._tape, "_recording", False) and getattr(self._tape, "_persistent", False):
             return self._tape.stop_recording()
         return contextlib.nullcontext()
+
+
+@functools.cache
+def _say_that_tapes_do_not_search() -> None:
+    if environment.AUTOTUNE.read() and world.rank() == 0:
+        log.warning(
+            "%s has no effect on a DistributedGradientTape: a search needs hvd.DistributedOptimizer.",
+            environment.AUTOTUNE.name,
+        )
 
 
 def _watched(source: Any) -> Any:

@@ -18,9 +18,15 @@ def test_thresholds_lie_between_sizes_and_small_advantages_do_not_count() -> Non
         256: {"mpi": 20.0, "ring": 12.0, "tree": 30.0},
         1024: {"mpi": 20.0, "ring": 20.5, "tree": 30.0},
     }
-    assert script.thresholds(times) == {"0": "mpi", "8": "tree", "128": "ring"}
-    assert script.thresholds({4: {"mpi": 2.0, "ring": 1.0}}) == {"0": "ring"}
-    assert script.thresholds(script.medians({4: {"mpi": [2.0, 9.0, 1.0], "ring": [1.0, 8.0, 7.0]}})) == {"0": "mpi"}
+    seconds = {size: {way: [time] * 3 for way, time in of.items()} for size, of in times.items()}
+    assert script.thresholds(seconds) == {"0": "mpi", "8": "tree", "128": "ring"}
+    assert script.thresholds({4: {"mpi": [2.0], "ring": [1.0]}}) == {"0": "ring"}
+
+
+def test_times_that_overlap_tell_nothing() -> None:
+    overlapping = {"mpi": [10.0, 2.0, 11.0, 3.0, 10.0], "ring": [2.0, 9.0, 2.0, 9.0, 8.0]}
+    assert script.thresholds({4: overlapping}) == {"0": "mpi"}
+    assert script.thresholds({4: {**overlapping, "ring": [1.0, 1.5, 1.0, 1.5, 1.0]}}) == {"0": "ring"}
 
 
 def test_the_table_marks_the_fastest() -> None:

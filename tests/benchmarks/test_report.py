@@ -121,7 +121,11 @@ def test_a_noisy_table_comes_from_another_run(tmp_path: Path) -> None:
     assert "| raw MPI | 10.0 [10.0, 10.0] |" in filled
     assert "12.5 [12.5, 12.5]: hvdx mpi against Horovod Open MPI (grouped) | met |" in filled
     runs[1]["machine"]["cores"] = 64
-    with pytest.raises(tables.RefusedError, match="different machines"):
+    with pytest.raises(tables.RefusedError, match=r"different machines or settings, cores: \[2, 64\]"):
+        tables.fill(page, runs)
+    runs[1]["machine"]["cores"] = 2
+    runs[1]["versions"]["yardsticks"] = {"numpy": "3"}
+    with pytest.raises(tables.RefusedError, match="different versions, yardsticks"):
         tables.fill(page, runs)
 
 

@@ -15,7 +15,7 @@ if os.environ.get("HVDX_COMM") not in {"mpi", "shared_memory"}:
     pytest.skip("only on ranks that use MPI", allow_module_level=True)
 
 import hvdx.world
-from hvdx.comm.algorithms import ALGORITHMS, measured, over_mpi
+from hvdx.comm.algorithms import ALGORITHMS, measured, over_mpi, pieces
 from hvdx.comm.mpi import MpiCommunicator
 from hvdx.comm.mpi_buffers import MpiBuffers
 from hvdx.comm.reduce_op import ReduceOp
@@ -103,11 +103,11 @@ def test_hosts_that_one_machine_pretends_to_be(world: Any, buffers: MpiBuffers) 
 def test_pieces_of_two_sizes_are_on_their_way(
     world: Any, buffers: MpiBuffers, monkeypatch: pytest.MonkeyPatch, name: str, alone: bool
 ) -> None:
-    for constant, value in (("WITHIN", 4096), ("BETWEEN", 1024), ("WINDOW", 8192)):
-        monkeypatch.setattr(over_mpi, constant, value)
+    for constant, value in (("WITHIN", 1 << 18), ("BETWEEN", 1 << 16), ("WINDOW", 1 << 19)):
+        monkeypatch.setattr(pieces, constant, value)
     size, rank = world.size(), world.rank()
     channel = over_mpi.MpiChannel(buffers.comm, None if alone else ["a"] * (size - 1) + ["b"])
-    for length in (1, 255, 20_003):
+    for length in (1, 255, 900_001):
         buffer = random(rank, length)
         over_mpi.reduce(channel, buffer, ReduceOp.SUM, name)
         reference = np.sum([random(r, length) for r in range(size)], axis=0)
@@ -117,11 +117,39 @@ def test_pieces_of_two_sizes_are_on_their_way(
 
 def test_messages_larger_than_mpi_can_count(world: Any, buffers: MpiBuffers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(over_mpi, "PIECE", 1000)
-    for choice in ("mpi", *ALGORITHMS):
-        buffer = random(world.rank(), 5003)
-        over_mpi.reduce(buffers._channel, buffer, ReduceOp.SUM, choice)
-        reference = np.sum([random(r, 5003) for r in range(world.size())], axis=0)
-        np.testing.assert_allclose(buffer, reference, rtol=1e-4, atol=1e-5)
+    buffer = random(world.rank(), 5003)
+    over_mpi.reduce(buffers._channel, buffer, ReduceOp.SUM, "mpi")
+    reference = np.sum([random(r, 5003) for r in range(world.size())], axis=0)
+    np.testing.assert_allclose(buffer, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_broken_off_stays_in_memory_while_mpi_may_write_to_it(
+    world: Any, buffers: MpiBuffers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception between two pieces, as by Ctrl-C: what is still under way arrives in memory that nobody else has."""
+    comm = buffers.comm.Dup()
+    monkeypatch.setattr(pieces, "_abandoned", [])
+    others = [pieces.Peer((world.rank() + step) % world.size(), near=False) for step in (1, -1)]
+    send, mine = random(world.rank(), 300_000), np.zeros(300_000, np.float32)
+
+    def take(start: int, part: np.ndarray) -> None:
+        if start:
+            raise KeyboardInterrupt
+        mine[start : start + part.size] = part
+
+    into = pieces.slots(mine.size, mine.dtype, others[1])
+    with pytest.raises(KeyboardInterrupt):
+        pieces.exchange(comm, send, others[0], into, mine.size, others[1], take)
+    [(outgoing, incoming, kept)] = pieces._abandoned
+    assert incoming
+    assert kept is into
+    for request, _ in incoming:
+        request.Wait()
+    outgoing.wait_until(send.size)
+    left = (world.rank() - 1) % world.size()
+    received = np.concatenate([mine[: into[0].size], into[1]])
+    np.testing.assert_array_equal(received, random(left, 300_000)[: received.size])
+    comm.Free()
 
 
 def test_auto_takes_what_was_measured(world: Any, buffers: MpiBuffers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,9 @@ def test_twenty_runs_in_a_row_end_well(tmp_path: Path) -> None:
         assert job.code == 0, job.output
         assert "rank 0 of 2" in job.output
         assert "rank 1 of 2" in job.output
-    left = [path.name for path in set(Path("/dev/shm").iterdir()) - shared if MPI_FILES.match(path.name)]
-    assert left == []
+    left = [path for path in set(Path("/dev/shm").iterdir()) - shared if MPI_FILES.match(path.name)]
+    end = time.monotonic() + 120  # those of jobs that others run at the same time go away
+    while any(path.exists() for path in left) and time.monotonic() < end:
+        time.sleep(0.5)
+    assert [path.name for path in left if path.exists()] == []
     assert processes_with(str(program)) == []

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import hvdx as hvd
 from hvdx import world as world_module
+from hvdx.training import tape
 from tests.training.support import (
     KERAS_3,
     Family,
@@ -75,6 +76,22 @@ def test_the_structure_of_the_sources_is_kept(world: Any, family: Family | None)
     assert result["layers"][1] == (None,)
     both = [result["layers"][0].numpy(), result["watched"].numpy()]
     assert_equal_everywhere(both, [_mean_gradient(world)] * 2, 1e-5, 1e-5)
+
+
+def test_a_search_that_was_asked_for_is_not_silently_left_out(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVDX_AUTOTUNE", "1")
+    said: list[str] = []
+    monkeypatch.setattr(tape.log, "warning", lambda text, *parts: said.append(text % parts))
+    tape._say_that_tapes_do_not_search.cache_clear()
+    w = tf.Variable(W)
+    for _ in range(2):
+        with hvd.DistributedGradientTape(tf.GradientTape()) as watching:
+            loss = tf.reduce_sum(tf.square(tf.constant(_x(world.rank())) @ w))
+        watching.gradient(loss, w)
+    wanted = "HVDX_AUTOTUNE has no effect on a DistributedGradientTape: a search needs hvd.DistributedOptimizer."
+    assert said == ([wanted] if world.rank() == 0 else [])
+    monkeypatch.undo()
+    tape._say_that_tapes_do_not_search.cache_clear()
 
 
 def test_a_single_source(world: Any) -> None:
