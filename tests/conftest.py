@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,11 @@ import pytest
 NP = int(os.environ.get("HVDX_TEST_NP", "1"))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("HVDX_TIMEOUT", "60")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Two mpirun that start at the same moment disturb each other in the folder of Open MPI's sessions, once in 1500
+    # times ("The PMIx server's listener thread failed to start"); those of each worker get a folder of their own.
+    _sessions = tempfile.TemporaryDirectory(prefix="hvdx-")  # short: there are sockets in it
+    os.environ["TMPDIR"] = _sessions.name
 
 import hvdx as hvd  # noqa: E402
 

@@ -145,7 +145,7 @@ def test_the_plan_covers_both_tensorflows_both_mpis_and_four_communicators() -> 
     for comm in (default, "horovod", "tensorflow"):
         assert f".venv-tf215/bin/python tests/mpi_runner.py --np 2 --comm {comm}" in starts
     assert f".venv-mpich/bin/python tests/mpi_runner.py --np 2 --comm {default}" in starts
-    assert ".venv/bin/python -m pytest tests" in commands
+    assert f".venv/bin/python -m pytest tests {' '.join(run_tests.SIDE_BY_SIDE)}" in commands
     paths = {word.removeprefix("--ignore=") for command in commands for word in command.split() if "tests/" in word}
     root = Path(run_tests.__file__).resolve().parents[1]
     assert all((root / path).exists() for path in paths)
