@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plots
-from benchmarks.machine import BUSY_LIMIT, is_setting
+from benchmarks.machine import BUSY_LIMIT
 from benchmarks.summary import SPREAD_LIMIT, Quartiles, Section, exchange_share, images_per_second
 from benchmarks.targets import SUBJECTS, TARGETS, Verdict, What, judge
 
@@ -115,7 +115,7 @@ def markdown(
 def machine_text(facts: Mapping[str, Any], versions: Mapping[str, Mapping[str, str]]) -> str:
     """Return what the numbers depend on."""
     load = ", ".join(f"{value:.2f}" for value in facts["load before"])
-    settings = ", ".join(f"{name}={value}" for name, value in facts["settings"].items() if is_setting(name)) or "none"
+    settings = ", ".join(f"{name}={value}" for name, value in facts["settings"].items()) or "none"
     lines = [
         "## Machine",
         "",

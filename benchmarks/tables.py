@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.machine import is_setting
 from benchmarks.summary import Section
 from benchmarks.targets import TARGETS, judge
 
@@ -42,7 +41,7 @@ def fill(text: str, runs: Sequence[dict[str, Any]]) -> str:
     if noise:
         raise RefusedError(f"this run is not a result: {'; '.join(noise)}")
     for fact in ("processor", "cores", "memory", "system", "settings"):
-        found = [_settings(run["machine"][fact]) if fact == "settings" else run["machine"][fact] for run in runs]
+        found = [run["machine"][fact] for run in runs]
         if any(other != found[0] for other in found):
             raise RefusedError(f"the runs are of different machines or settings, {fact}: {found}")
     for job in {job for run in runs for job in run["versions"]}:
@@ -57,10 +56,6 @@ def fill(text: str, runs: Sequence[dict[str, Any]]) -> str:
     if absent:
         raise RefusedError(f"there is no {', '.join(map(repr, absent))} in it; there is {', '.join(map(repr, tables))}")
     return TABLE.sub(lambda match: f"{match[1]}{_without_title(tables[match[2]])}\n{match[3]}", text)
-
-
-def _settings(environment: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if is_setting(name)}
 
 
 def _tables(runs: Sequence[dict[str, Any]]) -> dict[str, str]:

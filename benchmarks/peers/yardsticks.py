@@ -31,8 +31,8 @@ def start(argument: str) -> Session:
     def ways(shapes: Shapes) -> dict[str, Way]:
         made = {name: Way(_raw(world, shapes))}
         if not argument:
-            made["memory floor"] = Way(_floor(shapes, world.rank, world.size, copied=world.size))
-            made["memory floor, own share left"] = Way(_floor(shapes, world.rank, world.size, copied=world.size - 1))
+            made["memory floor"] = Way(_floor(shapes, world.rank, world.size, whole=True))
+            made["memory floor, own share left"] = Way(_floor(shapes, world.rank, world.size, whole=False))
             made["empty tf.function"] = Way(_empty(shapes, world.rank))
         return made
 
@@ -48,14 +48,14 @@ def _raw(world: Any, shapes: Shapes) -> Callable[[], None]:
     return reduce
 
 
-def _floor(shapes: Shapes, rank: int, size: int, copied: int) -> Callable[[], None]:
+def _floor(shapes: Shapes, rank: int, size: int, whole: bool) -> Callable[[], None]:
     tensors = [gradient(index, shape, rank).reshape(-1) for index, shape in enumerate(shapes)]
     count = sum(tensor.size for tensor in tensors)
     share = -(-count // size)
     packed = np.zeros(count, np.float32)
-    copies = parts(tensors, 0, count if copied == size else count - share, packed)
+    copies = parts(tensors, 0, count if whole else count - share, packed)
     total = np.zeros(share, np.float32)
-    mine = parts([packed] if copied == size else tensors, count - share, count, total)
+    mine = parts([packed] if whole else tensors, count - share, count, total)
     others = [np.ones(share, np.float32) for _ in range(size - 1)]
     scale = np.float32(1 / size)
 

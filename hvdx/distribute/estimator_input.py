@@ -8,6 +8,7 @@ knows how many batches there are (not of files of records, or what a generator o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -64,13 +65,12 @@ def _cpus() -> int:
 
 def all_or_none(iterator: Any) -> Any:
     """Return an Estimator's iterator, just made by TensorFlow, whose devices get a batch together or not at all."""
-    cls = type(iterator)
-    iterator.__class__ = type(cls.__name__, (cls,), {"get_next": _get_next, "__module__": cls.__module__})
+    iterator.get_next = functools.partial(_together, iterator.get_next)
     return iterator
 
 
-def _get_next(iterator: Any, name: str | None = None) -> Any:
-    values = super(type(iterator), iterator).get_next(name)
+def _together(get_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    values = get_next(*args, **kwargs)
     parts = tf.nest.flatten(values, expand_composites=True)
     with tf.control_dependencies([part for part in parts if part is not None]):
         together = [None if part is None else _same(part) for part in parts]

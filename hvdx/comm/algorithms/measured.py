@@ -1,6 +1,6 @@
 """Which algorithm is the fastest for how many bytes, as measured: `measured.json`, written by a benchmark.
 
-    hvdxrun -np 4 python benchmarks/measure_algorithms.py --write
+    hvdxrun -np 4 python -m benchmarks.measure_algorithms --write
 
 Where nothing was measured for an MPI library and a number of ranks on each host, MPI's own all-reduce is used; but
 for long buffers of two ranks on two hosts, which need one exchange only, and that in pieces: then other pairs of the

@@ -85,6 +85,7 @@ def exchange(
     outgoing = _Outgoing(comm, send, destination)
     incoming: deque[tuple[Any, np.ndarray]] = deque()
     try:
+        outgoing.post()
         step = source.piece // into[0].dtype.itemsize if count else 1
         starts = range(0, count, step)
         posted = 0
@@ -114,9 +115,9 @@ class _Outgoing:
         self._step = destination.piece // send.dtype.itemsize
         self._requests: deque[Any] = deque()
         self._posted = self._left = 0
-        self._post()
 
-    def _post(self) -> None:
+    def post(self) -> None:
+        """Hand MPI as much as may be on its way."""
         while self._posted < self._send.size and len(self._requests) < self._destination.pieces:
             part = self._send[self._posted : self._posted + self._step]
             self._requests.append(self._comm.Isend(part.view(np.uint8), self._destination.rank, _TAG))
@@ -128,4 +129,4 @@ class _Outgoing:
             self._destination.wait(self._requests[0])
             self._requests.popleft()
             self._left = min(self._left + self._step, self._send.size)
-            self._post()
+            self.post()
